@@ -24,7 +24,7 @@ from experiments.operations import COUNTED, OperationCount
 from experiments.rows import Rows, row_arguments
 from experiments.scaling import CIFAR
 from tpsgd import Recurrent, rules
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 from tpsgd.train import Net, Step, simultaneous
 from tpsgd.zoo.words import cnn, mlp
 

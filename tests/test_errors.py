@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from helpers import Residual, mlp, points, same, state
+from helpers import mlp, points, same, state
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -193,23 +193,6 @@ def test_many_classes_without_samples_are_not_all_listed():
 # ---- models --------------------------------------------------------------------------------------
 
 
-class Hidden(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.stem, self.inner = nn.Linear(6, 6), inner
-
-    def forward(self, x):
-        return self.stem(x)
-
-
-REFUSED = {
-    "RNN": lambda: nn.RNN(6, 6),
-    "LSTM": lambda: nn.LSTM(6, 6),
-    "GRU": lambda: nn.GRU(6, 6),
-    "LSTMCell": lambda: nn.LSTMCell(6, 6),
-    "GRUCell": lambda: nn.GRUCell(6, 6),
-    "RNNCell": lambda: nn.RNNCell(6, 6),
-}
 ATTENTION = {
     "MultiheadAttention": (lambda: nn.MultiheadAttention(6, 2), "several inputs"),
     "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(6, 2, 8), "several inputs"),
@@ -229,28 +212,15 @@ def test_attention_that_cannot_be_a_layer_is_refused_by_name(name):
     refuses(rf"^{name} \(module '0'\) .*{advice}", nn.Sequential(make(), nn.Linear(6, 3)))
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "RNN"])
-def test_modules_that_learn_through_time_are_refused_by_name(name):
-    refuses(
-        rf"^{name} \(module '0'\) is not supported", nn.Sequential(REFUSED[name](), nn.Linear(6, 3))
-    )
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_modules_that_learn_through_time_are_refused_inside_a_custom_module(name):
-    model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(Hidden(REFUSED[name]())), nn.Linear(6, 3))
-    refuses(rf"^{name} \(module '1\.0\.inner'\) is not supported", model)
-
-
-@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell"])
-def test_refused_recurrent_modules_say_what_to_use_instead(name):
-    model = nn.Sequential(Hidden(REFUSED[name]()), nn.Linear(6, 3))
-    refuses(r"use tpsgd\.Recurrent or nn\.RNN, straight in the nn\.Sequential", model)
-
-
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
-def test_modules_that_learn_through_time_are_refused_as_the_whole_model(name):
-    refuses(f"{name}", REFUSED[name]())
+def test_torchs_recurrent_layers_want_samples_first(name):
+    layer = getattr(nn, name)(2, 4)
+    model = nn.Sequential(layer, nn.Linear(4, 3))
+    refuses(rf"samples come first.*nn\.{name}\(\.\.\., batch_first=True", model, (X.view(30, 3, 2), Y))
+
+
+def test_a_cell_that_gives_two_states_is_refused():
+    refuses("must give one tensor, but gives a tuple", nn.Sequential(nn.LSTMCell(6, 6)))
 
 
 # ---- sequences -----------------------------------------------------------------------------------
@@ -374,17 +344,23 @@ def test_backprop_takes_what_local_rules_refuse():
     assert math.isfinite(run.loss)
 
 
-def test_a_model_that_cannot_be_cut_is_named():
-    refuses("cannot cut Residual into blocks.*nn.Sequential.*fit_backprop", Residual(6))
-    refuses("any modules without recurrent layers", Hidden(nn.GRU(6, 6)))
+class DependsOnData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if x.sum() > 0:
+            y = y * 2
+        return y
 
 
-def test_a_sequential_with_its_own_forward_cannot_be_cut():
-    class Odd(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x) * 2
-
-    refuses("cannot cut Odd", Odd(nn.Linear(6, 3)))
+def test_a_model_that_cannot_be_cut_is_named_with_the_line():
+    code = DependsOnData.forward.__code__
+    line = code.co_firstlineno + 2
+    words = rf"cannot cut DependsOnData into blocks.*line {line} of test_errors\.py.*fit_backprop"
+    refuses(words, DependsOnData())
 
 
 def test_something_that_is_no_model():

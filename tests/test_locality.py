@@ -136,7 +136,7 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
         assert same(a, b) == (t < 2), t
 
 
-def test_a_recurrent_layer_inside_a_custom_module_does_not_learn_through_time():
+def test_a_recurrent_layer_inside_a_custom_module_learns_through_time_and_says_so():
     class Inside(nn.Module):
         def __init__(self):
             super().__init__()
@@ -146,8 +146,8 @@ def test_a_recurrent_layer_inside_a_custom_module_does_not_learn_through_time():
             return self.layer(x)
 
     model = nn.Sequential(Inside(), nn.Linear(6, 3)).double()
-    with pytest.raises(tpsgd.TpsgdError, match=r"Recurrent .*straight in the nn\.Sequential"):
-        tpsgd.fit(model, sequences(), **MIXED)
+    run = tpsgd.fit(model, sequences(), **MIXED)
+    assert [b.learning for b in run.blocks] == ["autograd through time", "closed form"]
 
 
 def test_saved_tensors_hooks_do_see_backprops_graph():

@@ -30,7 +30,7 @@ from .losses import mse as mse
 from .maths.learning_rates import one_cycle as one_cycle
 from .memory.plan import plan as plan
 from .nets import inits as inits
-from .nets.blocks import split as split
+from .nets.cuts.split import split as split
 from .nets.padded import Padded as Padded
 from .nets.recurrent import Recurrent as Recurrent
 from .objectives import Place as Place

@@ -49,7 +49,7 @@ def net():
 def by_hand(model, data, rule, counts, order, epochs, batch_size, seed=0):
     """A plain loop: blocks of these numbers of layers, with a detach between them."""
     x, y = data
-    blocks = split(model, counts)
+    blocks = split(model, blocks=counts)
     last = len(blocks) - 1
     shapes, here = [], x[:2]
     for block in blocks:
@@ -352,5 +352,5 @@ def test_an_encoder_layer_learns_as_a_plain_loop_does():
 
 @pytest.mark.parametrize("blocks", ["4", 2.0, {2}])
 def test_blocks_of_another_type_are_refused(blocks):
-    with pytest.raises(TpsgdError, match=r"^blocks must be a number of blocks, or a list"):
+    with pytest.raises(TpsgdError, match=r"^blocks must be a number of blocks, 'auto'"):
         tpsgd.fit(mlp(6, 8, 3), points(), blocks=blocks)

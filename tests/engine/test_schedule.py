@@ -12,7 +12,7 @@ from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.spec import completed
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 
 X, Y = torch.randn(40, 6), torch.arange(40) % 3
 

@@ -20,7 +20,7 @@ import tpsgd
 from tpsgd import projections, rules
 from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, permutation
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 from tpsgd.nets.recurrent import connect
 from tpsgd_export.read_model import read_model
 from tpsgd_export.recipe import StepRecipe

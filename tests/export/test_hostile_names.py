@@ -22,7 +22,7 @@ from tpsgd.common.names import printable, safe
 from tpsgd.comparison.report.page import _text
 from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import BlockInfo, Run
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 from tpsgd.saved import modules
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import read_model

@@ -141,6 +141,7 @@ def fitted(model, data, rule, optimizer, dtype=torch.float64, **settings):
     model, (x, labels) = copy.deepcopy(model).to(dtype), data
     batches = TensorDataset(x.flatten(0, 1).to(dtype), labels.flatten())
     settings = {"order": tpsgd.simultaneous, "epochs": 1} | settings
+    settings["blocks"] = "layers"
     loader = DataLoader(batches, x.shape[1])
     run = tpsgd.fit(model, loader, rule=rule, optimizer=factory(optimizer), **settings)
     return model, run

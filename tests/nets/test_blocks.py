@@ -483,7 +483,7 @@ def test_split_with_samples_leaves_the_model_and_the_samples_as_they_are():
     ).train()
     x = torch.randn(3, 4)
     before = x.clone()
-    assert len(split(model, 2, x)) == 2
+    assert len(split(model, x, blocks=2)) == 2
     assert torch.equal(x, before) and all(m.training for m in model.modules())
 
 
@@ -491,7 +491,7 @@ def test_split_with_samples_leaves_the_model_and_the_samples_as_they_are():
 def test_blocks_that_are_no_numbers_of_layers_are_refused(blocks):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(tpsgd.TpsgdError, match="blocks"):
-        split(model, blocks)
+        split(model, blocks=blocks)
 
 
 class Rows(nn.Module):
@@ -550,4 +550,4 @@ def test_a_block_that_learns_alone_pools_no_batch():
 def test_a_layer_that_does_not_fit_is_named_before_the_cut():
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()]
     with pytest.raises(tpsgd.TpsgdError, match=r"block 1 .* cannot take an input of shape"):
-        split(nn.Sequential(*layers, nn.Linear(16, 3)), blocks=2, samples=torch.randn(2, 1, 6, 6))
+        split(nn.Sequential(*layers, nn.Linear(16, 3)), torch.randn(2, 1, 6, 6), blocks=2)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import rules, split
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.engine.solvers.equations import inputs_of
 from tpsgd.maths.random import Key
 from tpsgd.nets import layers
@@ -273,7 +274,7 @@ def make_block(kind: str, activation: str, place: Place):
                 nn.init.normal_(norm.bias)
     model = nn.Sequential(*modules, nn.Flatten(), nn.LazyLinear(CLASSES)).double()
     model(x)
-    block = split(model)[0]
+    block = layers_of(model)[0]
     block.train(True)
     assert block.closed_form(place)
     return block, x, slope
@@ -417,7 +418,7 @@ def test_one_entry_gives_another_layer_kind_its_closed_form(norm, monkeypatch):
     by_autograd, closed = volumes(norm), volumes(norm)
     closed.load_state_dict(by_autograd.state_dict())
     settings = {"rule": rules.readout(features=16), "optimizer": tpsgd.sgd, "lr": 0.1}
-    settings |= {"epochs": 3, "batch_size": 3}
+    settings |= {"epochs": 3, "batch_size": 3, "blocks": [1, 1]}
     run = tpsgd.fit(by_autograd, (x, y), **settings)
     assert run.blocks[0].learning == "autograd"
     monkeypatch.setitem(LAYERS, nn.Conv3d, convolution(F.conv3d))
@@ -437,7 +438,7 @@ def test_a_kind_is_of_an_exact_type_and_settings_that_it_supports():
     assert layer_kind(nn.Linear(2, 3)) is LAYERS[nn.Linear]
     assert layer_kind(Doubled(2, 3)) is None and not gives_maps(Doubled(2, 3))
     assert layer_kind(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")) is None
-    assert layer_kind(nn.Tanh()) is None and gives_maps(nn.Sequential())
+    assert layer_kind(nn.Tanh()) is None and gives_maps(nn.Sequential(nn.Conv1d(1, 1, 1)))
 
 
 # ---- small convolutions as products of matrices ------------------------------------------------

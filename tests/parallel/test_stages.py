@@ -11,7 +11,7 @@ import tpsgd
 from tpsgd import Memory, TpsgdError, rules
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
-from tpsgd.maths.cuts import TIE
+from tpsgd.nets.cuts.balance import TIE
 from tpsgd.memory.rehearse import Inputs
 from tpsgd_parallel.stages import (
     AHEAD,

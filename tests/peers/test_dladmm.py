@@ -554,7 +554,6 @@ BAD_MODELS = {
     "no activation": (nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)), "has no activation"),
     "one output": (nn.Sequential(nn.Linear(6, 1)), "give it 2"),
     "half": (nn.Sequential(nn.Linear(6, 3)).half(), "float32 or float64"),
-    "hidden order": (nn.Bilinear(6, 6, 3), "cannot cut Bilinear"),
     "recurrent": (nn.Sequential(nn.RNN(6, 4, batch_first=True), nn.Linear(4, 3)), "Recurrent"),
 }
 

@@ -18,7 +18,7 @@ from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Order, Settings
 from tpsgd.engine.solvers import ridge
 from tpsgd.memory.rehearse import Inputs, best_segments
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import LAYERS, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Entry, Rule, frozen
 from tpsgd.train import sequential, simultaneous
@@ -55,7 +55,7 @@ def reservoir(factory: Factory | None = None) -> Arm:
     if factory is None:
         return Arm("reservoir", RESERVOIR)
     make = reservoir_like(factory)
-    optimizer = [*[adam] * (len(split(make())) - 1), ridge()]
+    optimizer = [*[adam] * (len(split(make(), blocks=LAYERS)) - 1), ridge()]
     return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
 
 
@@ -175,6 +175,8 @@ def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
     if not free or arm.order not in (None, sequential):
         return arm
-    blocks, lr = split(factory(), settings.get("blocks")), settings.get("lr")
+    words = ("split_points", "no_split", "blocks")
+    cut = {"blocks": LAYERS} | {name: settings[name] for name in words if settings.get(name)}
+    blocks, lr = split(factory(), **cut), settings.get("lr")
     optimizers = [*[settings.get("optimizer", adam)] * (len(blocks) - 1), ridge()]
     return replace(arm, optimizer=optimizers, lr=lr if arm.lr is None and lr != SEARCH else arm.lr)

@@ -17,7 +17,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.solvers.solvable import unsolvable
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import LAYERS, split
 from tpsgd.objectives import Place
 from tpsgd.projections import Projection
 from tpsgd.rules import Entry, Rule, frozen, tpsgd_l2
@@ -51,7 +51,7 @@ def elm(alpha: float | None = None) -> Arm:
 def solvable(model: nn.Module, rule: Rule) -> bool:
     """Whether the blocks of a model that a rule solves can be solved."""
     try:
-        blocks = split(model)
+        blocks = split(model, blocks=LAYERS)
     except TpsgdError:
         return False
     solved = blocks if rule.objective else blocks[-1:]

@@ -44,7 +44,9 @@ def fit(
     memory: str | int | Memory | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
     precision: torch.dtype | None = None,
-    blocks: int | Sequence[int] | None = None,
+    blocks: int | str | Sequence[int] | None = None,
+    split_points: Sequence[str] = (),
+    no_split: Sequence[Any] = (),
     checkpoint: str | Path | Checkpoint | None = None,
     parallel: Extension | None = None,
     **unknown: Any,
@@ -55,7 +57,7 @@ def fit(
     the number, callbacks run with torch's own, and so does everything afterwards.
 
     Args:
-        model: an `nn.Sequential`, cut into blocks by `tpsgd.split`.
+        model: an `nn.Sequential` or a model of any class, cut into blocks by `tpsgd.split`.
         data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
             indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`,
             any numbers with `mse` (then the record has no accuracy, and the rule must not have a
@@ -115,8 +117,12 @@ def fit(
             input. A number of blocks, the last layer in the last one, or a list of the numbers of
             layers in each. With a number, the cut makes the memory of the largest block smallest;
             it is in `run.blocks`. 1 is the whole net as one block, which is backprop; `plan` shows
-            the memory of every number. Default: every layer is a block. Each recurrent layer stays
-            a block, and solvers need blocks of one layer.
+            the memory of every number. "auto" is a block per layer up to 8 layers, and 4 blocks of
+            deeper nets: the default for a model of a class of yours. Default for `nn.Sequential`:
+            every layer is a block. Each recurrent layer stays a block, and solvers need blocks of
+            one layer. `print(tpsgd.split(model, shape))` shows where a model is cut.
+        split_points: the names of the modules that begin a block, in place of `blocks`.
+        no_split: classes, or names of modules, that stay inside one block.
         checkpoint: a folder for the state of training, written after epochs, at most every five
             seconds; or `tpsgd.Checkpoint(folder, every=60, resume=True)`, which goes on from there.
             On a CPU the weights are then those of a run that was never interrupted, bit for bit.
@@ -143,7 +149,8 @@ def fit(
         batch_size=batch_size, seed=seed, device=device, validation=validation,
         early_stopping=early_stopping, lr_schedule=lr_schedule, callbacks=callbacks,
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
-        precision=precision, blocks=blocks, checkpoint=checkpoint, parallel=parallel,
+        precision=precision, blocks=blocks, split_points=split_points, no_split=no_split,
+        checkpoint=checkpoint, parallel=parallel,
     )  # fmt: skip
     return fit_models([model], data, resolve(rule), settings)[0]
 

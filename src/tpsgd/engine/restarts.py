@@ -25,7 +25,9 @@ from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.loaders import is_stream
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.blocks import Block
+from tpsgd.nets.cuts.leaves import is_chain
+from tpsgd.nets.cuts.split import split
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Place, Site
@@ -153,7 +155,10 @@ def stacking_obstacle(
         return "a lower precision is for one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
-    if not backprop and any(block.earlier for block in split(model, settings.blocks)):
+    if not is_chain(model):
+        return "the model is of a class, and blocks of many are one model at a time"
+    cut = {"blocks": settings.blocks, "split_points": settings.split_points}
+    if not backprop and any(block.earlier for block in split(model, **cut)):  # type: ignore
         return "blocks of several layers learn through autograd, one model at a time"
     for r in listed(rule):
         objective = r.objective and r.objective(Site((2,), 2, Key()))

@@ -16,7 +16,8 @@ from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
-from tpsgd.maths.cuts import Blocks
+from tpsgd.nets.cuts.balance import Blocks
+from tpsgd.nets.cuts.split import AUTO, LAYERS, Where
 from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Epoch, Net
@@ -161,7 +162,9 @@ class Settings:
     memory: Memory = Memory()
     augment: Callable[[Tensor], Tensor] | None = None
     precision: torch.dtype | None = None
-    blocks: Blocks | None = None
+    blocks: Blocks | str | None = None
+    split_points: Sequence[str] = ()
+    no_split: Sequence[Any] = ()
     checkpoint: str | Path | Checkpoint | None = None
     parallel: Any = None  # an `engine.extension.Extension`
 
@@ -203,7 +206,7 @@ class Settings:
         functions = isinstance(self.callbacks, (list, tuple)) and all(map(callable, self.callbacks))
         curve = callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)
         seed = isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
-        blocks = isinstance(self.blocks, (int, list, tuple, type(None)))
+        blocks = isinstance(self.blocks, (int, list, tuple, type(None))) or self.blocks in (AUTO, LAYERS)
         progress = callable(self.progress) or isinstance(self.progress, bool | None)
         extends = hasattr(self.parallel, "prepare") and not isinstance(self.parallel, type)
         parallel = self.parallel is None or extends
@@ -214,7 +217,7 @@ class Settings:
             ("precision", self.precision in (None, torch.bfloat16),
              "torch.bfloat16 or None (float16 needs its loss scaled against underflow)"),
             ("blocks", blocks,
-             "a number of blocks, or a list of the numbers of layers in each block"),
+             "a number of blocks, 'auto', 'layers', or a list of the numbers of layers in each"),
             ("parallel", parallel, "tpsgd.data_parallel(), tpsgd.pipeline() or None"),
             ("callbacks", functions, "a list of functions of an Epoch"),
             ("progress", progress, "a function, True or False"),
@@ -225,6 +228,13 @@ class Settings:
             ("validation", not isinstance(self.validation, (int, float, str)),
              "held-out samples, (x, y), a Dataset or a DataLoader, which you split off yourself"),
         ]  # fmt: skip
+
+    @property
+    def where(self) -> Where:
+        """Where the model is cut; a solver needs blocks of one layer."""
+        where = Where(self.blocks, self.split_points, self.no_split)
+        solves = any(isinstance(o, SOLVERS) for o in listed(self.optimizer))
+        return replace(where, blocks=LAYERS) if solves and not where.chosen else where
 
     def within(self, **changes: Any) -> "Settings":
         """The same settings with other memory settings."""
@@ -297,6 +307,8 @@ class Settings:
             "device": None if self.device is None else str(self.device),
             "window": self.window,
             "blocks": self.blocks if self.blocks is None else str(self.blocks),
+            "split_points": list(self.split_points),
+            "no_split": [str(name_of(what)) for what in self.no_split],
             "memory_budget": self.memory.budget,
             "reuse": str(self.memory.reuse)
             if isinstance(self.memory.reuse, Path)

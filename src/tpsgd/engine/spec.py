@@ -7,6 +7,7 @@ shapes, the form of a batch. A model is cut once on the way; everything downstre
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,9 @@ from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
 from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.losses import Loss, cross_entropy, mse
-from tpsgd.nets.blocks import (
-    Block,
-    cut,
-    has_batch_norm,
-    joined,
-    products_of_layers,
-    shapes,
-    split,
-    whole,
-)
+from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, whole
+from tpsgd.nets.cuts.leaves import is_chain
+from tpsgd.nets.cuts.split import counts_of, joined, layers_of, verify
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
 from tpsgd.objectives import Place
@@ -71,17 +65,28 @@ class RunRequest:
         """Whether blocks learn by themselves, not by backprop."""
         return not isinstance(self.method, Backprop)
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of the first model, cut without samples: their number is final."""
+        return joined(self.layers[0], counts_of(self.layers[0], self.settings.where))
 
-def request(models: list[nn.Module], data: Any, method: Method, settings: Settings) -> RunRequest:
+
+def request(
+    models: list[nn.Module], data: Any, method: Method, settings: Settings, samples: Any = None
+) -> RunRequest:
     """Cut the models, and choose order and optimizers; mistakes in the settings are refused.
 
-    That is before a model is moved to another device.
+    That is before a model is moved to another device. `samples`: a few, in place of data.
     """
     local, settings = not isinstance(method, Backprop), with_lengths(settings, data)
-    layers = [split(model) if local else _layers(model) for model in models]
+    if data is not None and not all(map(is_chain, models)):
+        samples = first_samples(data)
+    cut = partial(layers_of, samples=samples, no_split=settings.no_split)
+    layers = [cut(model) if local else _layers(model, cut) for model in models]
     if not local:  # what needs blocks does not apply, and is not recorded
         memory = replace(settings.memory, reuse=None, slices=None, redraw=False, fast=False)
         settings = replace(settings, order=None, window=None, memory=memory, blocks=None)
+        settings = replace(settings, split_points=())
     settings = completed(method, layers[0], settings)
     folder = settings.memory.reuse
     if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
@@ -93,7 +98,7 @@ def completed(method: Method, layers: list[Block], settings: Settings) -> Settin
     """The settings with the order and the optimizers that were left out."""
     if isinstance(method, Backprop):
         return replace(settings, order=sequential, optimizer=settings.optimizer or adam)
-    blocks = layers if settings.blocks is None else joined(layers, cut(layers, settings.blocks))
+    blocks = joined(layers, counts_of(layers, settings.where))
     rules = rules_for(method, blocks, settings.order)
     each = settings.per_block(len(blocks))
     settings = replace(settings, order=settings.order or _order(blocks, rules, each, settings))
@@ -167,9 +172,8 @@ def specify(
         cuts = [[whole(in_segments(connect(model), method.segments))] for model in models]
         rules, loss = [], settings.loss or cross_entropy
     else:
-        counts = [1] * len(layers)
-        if settings.blocks is not None:
-            counts = cut(layers, settings.blocks, replace(form, precision=None)(x))
+        samples = replace(form, precision=None)(x)
+        counts = counts_of(layers, settings.where, samples)
         cuts = [joined(each, counts) for each in request.layers]
         layers = cuts[0]
         rules = rules_for(method, layers, settings.order)
@@ -177,6 +181,8 @@ def specify(
     block_settings = settings.per_block(len(cuts[0]))
     with products_of_layers() as products:
         sizes = sizes_of(cuts[0], x, settings, form)
+    if local and layers[0].of_class:
+        verify(models[0], cuts[0], replace(form, precision=None)(x))
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
@@ -204,10 +210,10 @@ def _refuse_solver(settings: Settings) -> None:
         )
 
 
-def _layers(model: nn.Module) -> list[Block]:
+def _layers(model: nn.Module, cut: Callable[[nn.Module], list[Block]]) -> list[Block]:
     """The blocks of a model that is trained as a whole; any module will do."""
     try:
-        return split(model)
+        return cut(model)
     except TpsgdError:
         return [whole(connect(model))]
 

@@ -17,6 +17,7 @@ from tpsgd.engine.sources.batches import ArraySource, stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.spec import RunSpec
 from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Place
 from tpsgd.train import Source
@@ -67,7 +68,7 @@ def warn_of_bytes(source: Source) -> None:
     samples = stored_samples(source)
     if not isinstance(samples, ArraySource) or samples.form.looks_up(samples.x):
         return
-    x = samples.x.data if isinstance(samples.x, Padded) else samples.x
+    x = samples.x.data if isinstance(samples.x, (Padded, ModelInputs)) else samples.x
     if x.dtype is torch.uint8 and x.numel() and int(x.max()) <= 1:
         warnings.warn(
             "x is of bytes (uint8), which are taken as pixels and divided by 255, but has none "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.engine.learners.optimizers import describe_optimizer
 from tpsgd.engine.sources.batches import ArraySource, stored_samples
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.train import Net, Source
 
@@ -117,7 +118,7 @@ def checksum(x: Tensor | Padded, y: Tensor) -> str:
         >>> checksum(x, y) == checksum(x, y.flip(0)), checksum(x, y) == checksum(x + 1, y)
         (False, False)
     """
-    x = x.data if isinstance(x, Padded) else x
+    x = x.data if isinstance(x, (Padded, ModelInputs)) else x
     some = torch.linspace(0, len(x) - 1, min(COMPARED, len(x)), device=x.device).long()
     return checksum_of([y, x[some]])
 

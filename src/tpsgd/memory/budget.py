@@ -37,7 +37,7 @@ def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) ->
         raise TpsgdError(RAGGED_UNCUT)
     data_sets = [data] if settings.validation is None else [data, settings.validation]
     samples = sum(map(count_samples, data_sets))
-    inputs, reserved = Inputs(tuple(x.shape[1:]), x.dtype, samples), 0
+    inputs, reserved = Inputs.of(x, samples), 0
     if is_stream(data):  # a loader's batches, this one and the next, and the labels of all samples
         reserved = 2 * batch_size * x[0].nbytes + 3 * 8 * samples
     return within(model, inputs, rule, replace(settings, batch_size=batch_size), reserved)

@@ -1,14 +1,15 @@
 """`plan`: the peak memory of a training run before it starts, and how to keep within a budget."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import fill, shorten
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError
@@ -19,6 +20,7 @@ from tpsgd.engine.lengths import with_lengths_for
 from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, name_of
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
+from tpsgd.engine.sources.inputs import inputs as as_inputs
 from tpsgd.engine.spec import completed
 from tpsgd.memory.budget import within
 from tpsgd.memory.meter import PARTS, Stage
@@ -29,7 +31,8 @@ from tpsgd.memory.rehearse import (
     rehearse,
     settings_of_backprop,
 )
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
 from tpsgd.train import sequential, simultaneous
@@ -149,7 +152,7 @@ def short(count: int) -> str:
 
 def plan(
     model: nn.Module,
-    input_shape: Sequence[int],
+    input_shape: Any,
     *,
     rule: Rule | Sequence[Rule] | None = None,
     samples: int = 0,
@@ -166,7 +169,8 @@ def plan(
 
     Args:
         model: as for `fit`. It is not changed.
-        input_shape: of one sample.
+        input_shape: of one sample, or a few samples themselves, a dict of arrays for a model of
+            several inputs.
         rule: default: `rules.default()`.
         samples: number of samples, validation included; reused inputs are counted from it, and the
             default batch size follows from it (0: unknown, 128).
@@ -195,11 +199,11 @@ def plan(
         True
     """
     rule = resolve(rule)
-    chosen, blocks = Settings.of("plan", settings), split(model)
+    chosen = Settings.of("plan", settings)
+    inputs = _inputs(model, input_shape, dtype, samples, chosen)
+    blocks = layers_of(model, inputs.blank(1, torch.device("meta")), chosen.no_split)
     recurrent = any(block.recurrent for block in blocks)
-    _check(input_shape, samples, chosen)
     chosen = with_lengths_for(chosen, samples)
-    inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, asked = chosen.order is None, chosen.optimizer
     chosen = completed(rule, blocks, chosen)
     budget = chosen.memory.budget
@@ -228,15 +232,20 @@ def plan(
     return Plan(tuple(lines), {"memory": chosen.memory}, tuple(remarks), budget, pipeline)
 
 
-def _check(shape: Any, samples: Any, settings: Settings) -> None:
-    """Refuse mistakes that `fit` would learn of from its data."""
-    if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
-        text = shorten(repr(shape), 40)
-        raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
+def _inputs(
+    model: nn.Module, shape: Any, dtype: torch.dtype | None, samples: Any, settings: Settings
+) -> Inputs:
+    """What samples will look like; mistakes that `fit` would learn of from its data are refused."""
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
     if settings.device is not None and not str(settings.device).startswith("cuda"):
         resolve_device(settings.device)
+    if isinstance(shape, (Tensor, np.ndarray, Mapping, ModelInputs)):
+        return Inputs.of(as_inputs(shape), samples)
+    if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
+        text = shorten(repr(shape), 40)
+        raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
+    return Inputs(tuple(shape), dtype or _dtype(model, shape), samples)
 
 
 def _other_ways(

@@ -8,9 +8,9 @@ the plan too.
 import copy
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,10 @@ from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode, need_fake_tensors
 from tpsgd.memory.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
-from tpsgd.nets.blocks import has_batch_norm, overwriting, split
+from tpsgd.nets.blocks import has_batch_norm, overwriting
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.diagonal import Diagonal
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.unrolled import FIRST_FEW, WINDOW, steps_without_traces
@@ -61,11 +63,33 @@ FEW_LARGE, REMAINDER = 8 << 20, 512 << 10
 
 @dataclass(frozen=True)
 class Inputs:
-    """What samples will look like: the shape and type of one, and how many there are."""
+    """What samples will look like: the shape and type of one, and how many there are.
+
+    For a model of several inputs, `several` has the shape and the type of each by its name.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     samples: int = 0  # 0: unknown
+    several: Mapping[str | int, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, x: Any, samples: int = 0) -> "Inputs":
+        """Those that a few samples show."""
+        several = x.tensors.items() if isinstance(x, ModelInputs) else ()
+        each = {name: (tuple(t.shape[1:]), t.dtype) for name, t in several}
+        return cls(tuple(x.shape[1:]), x.dtype, samples, each)
+
+    def blank(self, samples: int, device: torch.device) -> Any:
+        """Samples without numbers."""
+        if not self.several:
+            return torch.empty(samples, *self.shape, dtype=self.dtype, device=device)
+        return ModelInputs(
+            {
+                name: torch.empty(samples, *shape, dtype=dtype, device=device)
+                for name, (shape, dtype) in self.several.items()
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +172,7 @@ def best_segments(model: nn.Module, inputs: Inputs, settings: Settings) -> int:
     Segments of 1, 2, 3, ... blocks are rehearsed. A segment per block stores every input, a few
     long segments store all activations of one of them: the best number lies in between.
     """
-    blocks = len(split(model))
+    blocks = len(layers_of(model, inputs.blank(1, torch.device("meta"))))
     counts = {-(-blocks // length) for length in range(1, max(2, blocks))}
     peaks = {n: rehearse(model, inputs, Backprop(n), settings).peak for n in sorted(counts)}
     return min(peaks, key=lambda n: peaks[n])
@@ -182,7 +206,7 @@ def _rehearse(
     make_tables()  # they must be real tensors
     mode = QuickFakeMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
-    asked = request([fake], None, method, settings)
+    asked = request([fake], None, method, settings, inputs.blank(1, torch.device("meta")))
     for module in overwriting(fake, asked.layers[0]) if asked.local else []:  # as in `fit`
         module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
@@ -247,7 +271,7 @@ def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     """The net that would be trained, with two batches of fake samples."""
     model, settings = asked.model, _two_micro_batches(asked.settings, asked.model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
-    x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
+    x = inputs.blank(samples, device)
     spec = specify(replace(asked, settings=settings), x[:2], False, device)
     once = spec.block_settings[-1].epochs <= 1
     epochs = 2 if samples <= settings.batch_size else 1  # two batches show what all do

@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsgd.maths.kernels.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
 from tpsgd.nets.layers import reading_pixels_first, skips_pixels
-from tpsgd.nets.padded import through
+from tpsgd.nets.model_inputs import ModelInputs
+from tpsgd.nets.padded import SequenceLayer, through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.objectives import IDLE, LossAndGrads, Objective, Place, over_dimension
+
+
+INPUTS: Any = "the model's inputs"  # among the values of a forward pass
+THROUGH_TIME = "autograd through time"
 
 
 class Autograd:
@@ -39,8 +44,10 @@ class Autograd:
         self.block, self.at, self.objective = block, at, objective
         self.stacked, self.precision = stacked, precision
         self.functions = block.functions(at)  # from the block's input to there
-        modules = (m for module in block.modules for m in module.modules())
+        modules = [m for module in block.modules for m in module.modules()]
         self.strided = list(filter(skips_pixels, modules))
+        if any(isinstance(m, (nn.RNNBase, SequenceLayer)) for m in modules):
+            self.label = THROUGH_TIME
 
     def set_objective(self, objective: Objective) -> None:
         self.objective = objective
@@ -55,6 +62,8 @@ class Autograd:
                 y = x.detach()
                 for function in self.functions:
                     y = through(function, y)
+                if isinstance(y, ModelInputs):
+                    return {self.at: y.data, INPUTS: y.without_activation()}
                 return {self.at: y}
 
     def _outputs_with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
@@ -144,7 +153,8 @@ class Autograd:
             with torch.no_grad(), lowered(y.device, self.precision):
                 saved[Place.END] = self.block.onwards(self.at, y)
         y = saved[Place.END].detach()
-        return y if self.precision is None else y.to(self.precision)
+        y = y if self.precision is None else y.to(self.precision)
+        return saved[INPUTS].with_activation(y) if INPUTS in saved else y
 
 
 class _Start(torch.autograd.Function):

@@ -13,36 +13,25 @@ new dropout mask every time. A recurrent layer has its activation inside. Each l
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import safe
-from tpsgd.maths.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.maths.kernels.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
+from tpsgd.nets.cuts.balance import Footprint
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
+from tpsgd.nets.model_inputs import Called, ModelInputs
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded, SequenceLayer, through
-from tpsgd.nets.recurrent import feeds_recurrent, views
+from tpsgd.nets.recurrent import flat_modules
 from tpsgd.objectives import Place
 
-_NORMS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
-_ON_INPUTS = (*_NORMS, nn.modules.dropout._DropoutNd)  # after an activation: of the next block
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_ATTENTION = (nn.MultiheadAttention, nn.TransformerDecoderLayer)  # have several inputs
-_ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
 SWAPPED = (
     "x must have shape (samples, features): is data (y, x) in place of (x, y)? A single sample or "
@@ -64,10 +53,13 @@ class Block:
     tail: list[nn.Module] = field(default_factory=list)
     key: int = 0  # its number in the keys of random numbers: blocks of a frozen backbone are 0
     earlier: list[nn.Module] = field(default_factory=list)
+    paths: tuple[str, ...] = ()  # the names of its modules in the model
+    ends: tuple[str, str] = ("", "")  # those of its first and its last layer
+    of_class: bool = False  # whether the model is of a class, and no `nn.Sequential`
 
     def __str__(self) -> str:
         modules = self.layers if self.earlier else self.modules[len(self.prologue) :]
-        names = [type(m).__name__ for m in modules]
+        names = [str(getattr(m, "block_title", type(m).__name__)) for m in modules]
         if self.earlier:
             runs = [(name, len(list(run))) for name, run in groupby(names)]
             names = [f"{count} x {name}" if count > 1 else name for name, count in runs]
@@ -86,12 +78,8 @@ class Block:
 
     @property
     def maps(self) -> bool:
-        """Whether an output with space is feature maps, channels first.
-
-        After attention it is (batch, tokens, width), which objectives look at as one vector.
-        """
-        attention = any(isinstance(m, nn.MultiheadAttention) for m in self.layer.modules())
-        return not self.recurrent and not attention and gives_maps(self.layer)
+        """Whether an output with space is feature maps, channels first; else tokens come first."""
+        return not self.recurrent and gives_maps(self.layer)
 
     @property
     def recurrent(self) -> bool:
@@ -166,212 +154,28 @@ class Block:
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
             and not any(map(hooked, self.modules))
-            and not any(map(_hooked_parameters, self.modules))
+            and not any(map(hooked_parameters, self.modules))
             and (at is not Place.END or self.only_reshapes)
         )
 
 
-def split(
-    model: nn.Module, blocks: Blocks | None = None, samples: Tensor | None = None
-) -> list[Block]:
-    """Cut a model into blocks: one per trainable layer, or a few blocks of several layers.
-
-    A `Sequential`, nested ones included, is cut between its layers; any other module with
-    parameters (a residual block, say) counts as one layer and learns through autograd inside
-    itself. In a block of several layers gradients flow between them, and stop at its input.
-
-    Args:
-        model: an `nn.Sequential`.
-        blocks: how many blocks there shall be, from 1 (the whole net: backprop) to the number of
-            layers, or a list of the numbers of layers in each block. Default: a block per layer.
-        samples: a few inputs. With a number of blocks, the cut then makes the memory of the largest
-            block smallest, as in `fit`; without them, blocks get about equally many layers.
-
-    Examples:
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> [str(block) for block in split(model)]
-        ['1: Linear + ReLU', '3: Linear']
-        >>> [str(block) for block in split(model, blocks=1)]
-        ['1-3: 2 x Linear']
-    """
-    layers = _split(model)
-    counts = [1] * len(layers) if blocks is None else cut(layers, blocks, samples)
-    return joined(layers, counts)
-
-
-def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> list[int]:
-    """How many of these blocks of one layer each to join into one."""
-    alone = [b.index for b in layers if b.recurrent or _is_tap(b.layer)]
-    sizes: list[Footprint] = []
-    if isinstance(samples, Tensor) and isinstance(blocks, int) and 1 < blocks < len(layers):
-        sizes = footprints(layers, samples)
-    return layers_per_block(blocks, len(layers), alone, sizes)
-
-
-def joined(layers: list[Block], counts: list[int]) -> list[Block]:
-    """Blocks of these numbers of layers, from blocks of one layer each."""
-    blocks: list[Block] = []
-    remaining = iter(layers)
-    backbone = next((i for i, block in enumerate(layers) if not _is_tap(block.layer)), 0)
-    for i, count in enumerate(counts):
-        *earlier, last = (next(remaining) for _ in range(count))
-        name = f"{earlier[0].name}-{last.name}" if earlier else last.name
-        prologue = [m for block in earlier for m in block.modules] + last.prologue
-        key, inside = max(0, i - backbone), [block.layer for block in earlier]
-        blocks.append(replace(last, index=i, name=name, prologue=prologue, key=key, earlier=inside))
-    return blocks
-
-
-def _is_tap(layer: nn.Module) -> bool:
-    """Whether it is a layer of a frozen backbone."""
-    return getattr(layer, "is_tap", False)
-
-
-def _split(model: nn.Module) -> list[Block]:
-    groups: list[tuple[str, nn.Module, list[nn.Module]]] = []  # a layer and what follows it
-    pending: list[nn.Module] = []  # before the first layer
-    for name, module in _opened(list(leaves_of(model))):
-        if _is_layer(module):
-            groups.append((name, module, []))
-        else:
-            (groups[-1][2] if groups else pending).append(module)
-    if not groups:
-        raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
-    blocks: list[Block] = []
-    for i, (name, layer, followers) in enumerate(groups):
-        between, act, rest = [], None, followers
-        if not isinstance(layer, SequenceLayer):
-            between, act, rest = _around_activation(followers)
-        cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
-        cut = len(rest) if i == len(groups) - 1 else cut
-        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
-        pending = rest[cut:]
-    owners: dict[int, Block] = {}
-    for block in blocks:
-        for name, p in block.named_parameters().items():
-            owner = owners.setdefault(id(p), block)
-            if owner is not block:
-                raise TpsgdError(
-                    f"blocks {owner.index + 1} ({owner}) and {block.index + 1} ({block}) share a "
-                    f"parameter ({name.partition('.')[2]}): it cannot belong to two blocks; give "
-                    "each its own"
-                )
-    return blocks
-
-
 def whole(model: nn.Module) -> Block:
     """The model as one block, whose local gradient is the whole gradient: backprop."""
-    name, chained = type(model).__name__, isinstance(model, nn.Sequential) and not hooked(model)
+    name = str(getattr(model, "block_title", type(model).__name__))
+    chained = isinstance(model, nn.Sequential) and not hooked(model)
     modules: Any = model if chained else ()
-    if len(modules) > 1 and _is_activation(modules[-1]):
+    if len(modules) > 1 and is_activation(modules[-1]):
         return Block(0, name, modules[:-1], activation=modules[-1])
     return Block(0, name, model)
 
 
-def leaves_of(
-    module: nn.Module, name: str = "", top: bool = True
-) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of nested `nn.Sequential`s by name, in the order in which data meets them."""
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        if hooked(module) and top:
-            raise TpsgdError(
-                "the model has hooks, which blocks that learn one by one would not run: put them "
-                "on its layers, or train it whole with tpsgd.fit_backprop"
-            )
-        if hooked(module):
-            yield name, module
-            return
-        for child_name, child in module._modules.items():  # a module used twice comes twice
-            if child is not None:
-                yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
-    elif not isinstance(module, nn.Module):
-        raise TpsgdError(f"a model is an nn.Module, got a {type(module).__name__}")
-    elif type(module).forward is nn.Module.forward:  # nn.ModuleList
-        raise TpsgdError(
-            f"{type(module).__name__} has no forward method: pass nn.Sequential of its modules"
-        )
-    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, SequenceLayer)):
-        raise TpsgdError(
-            f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
-            "its forward method; pass nn.Sequential of its stages (any modules without recurrent "
-            "layers; tpsgd.Recurrent and nn.RNN are stages themselves), or train it whole with "
-            "tpsgd.fit_backprop"
-        )
-    elif not isinstance(module, nn.Identity):
-        yield name or type(module).__name__, module
-
-
-def _opened(leaves: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """The leaves with every `nn.RNN` replaced by its layers, which share its parameters."""
-    for i, (name, module) in enumerate(leaves):
-        if not _is_tap(module):  # no gradient runs through a frozen one
-            _refuse(name, module)
-        if type(module) is nn.RNN:
-            layers = views(module, feeds_recurrent([m for _, m in leaves[i + 1 :]]))
-            many = module.num_layers > 1
-            yield from ((f"{name}.{k}" if many else name, m) for k, m in enumerate(layers))
-        else:
-            yield name, module
-
-
-def _refuse(name: str, module: nn.Module) -> None:
-    """Refuse a module whose gradient would be wrong, or not local."""
-    kind = f"{type(module).__name__} (module {name!r})"
-    if isinstance(module, _ATTENTION):
-        raise TpsgdError(
-            f"{kind} is not supported as a layer of nn.Sequential, because it has several inputs: "
-            "put it into a module of your own that calls it, or take "
-            "nn.TransformerEncoderLayer(..., batch_first=True)"
-        )
-    reads_sequences = type(module) is nn.RNN or isinstance(module, SequenceLayer)
-    for inner_name, m in module.named_modules():
-        if not (reads_sequences and m is module) and isinstance(m, (*_RECURRENT, SequenceLayer)):
-            where = f"{name}.{inner_name}" if inner_name else name
-            raise TpsgdError(
-                f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
-                "through time, which is not local; use tpsgd.Recurrent or nn.RNN, straight in the "
-                "nn.Sequential, compute its outputs once and fit on those, or train a module whose "
-                "forward calls it and returns one tensor with tpsgd.fit_backprop"
-            )
-        if reads_sequences and (hooked(m) or is_parametrized(m) or _hooked_parameters(m)):
-            raise TpsgdError(
-                f"{kind} has hooks or a parametrization, such as weight_norm, which the gradients "
-                "of recurrent layers do not know: remove them, or train the model with "
-                "tpsgd.fit_backprop"
-            )
-        if isinstance(module, _ENCODERS) and not getattr(m, "batch_first", True):
-            raise TpsgdError(
-                f"{kind} takes (tokens, batch, width): its attention would run across samples; "
-                "make it with batch_first=True"
-            )
-        if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
-            raise TpsgdError(f"{name!r} is lazy: run one batch through the model first")
-
-
-def _hooked_parameters(module: nn.Module) -> bool:
-    return any(p._backward_hooks for p in module.parameters())
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return (
-        any(True for _ in module.parameters())
-        and not isinstance(module, _NORMS)
-        and not _is_activation(module)
-    )
-
-
-def _is_activation(module: nn.Module) -> bool:
+def is_activation(module: nn.Module) -> bool:
+    """Whether it is an activation of torch's, or one whose derivative is known."""
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
 
 
-def _around_activation(
-    followers: list[nn.Module],
-) -> tuple[list[nn.Module], nn.Module | None, list[nn.Module]]:
-    for i, module in enumerate(followers):
-        if _is_activation(module):
-            return followers[:i], module, followers[i + 1 :]
-    norms = next((i for i, m in enumerate(followers) if not isinstance(m, _NORMS)), len(followers))
-    return followers[:norms], None, followers[norms:]
+def hooked_parameters(module: nn.Module) -> bool:
+    return any(p._backward_hooks for p in module.parameters())
 
 
 def _plain_between(between: list[nn.Module]) -> bool:
@@ -423,8 +227,8 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         except Exception as error:  # whatever a custom module may raise
             raise misfit(who, block.modules, x, error) from error
         for y in outputs.values():
-            if not isinstance(y, (Tensor, Padded)):
-                raise TpsgdError(f"{who} must give one tensor, but gives a {type(y).__name__}")
+            if not isinstance(y, (Tensor, Padded)) and not _has_tensor(y):
+                raise TpsgdError(f"{who} must give one tensor, but gives a {_named(y)}")
             if y.shape[:1] != x.shape[:1]:
                 raise TpsgdError(
                     f"{who} turns {len(x)} samples, {tuple(x.shape)}, into {tuple(y.shape)}: "
@@ -433,6 +237,14 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return sizes
+
+
+def _has_tensor(y: Any) -> bool:
+    return isinstance(y, ModelInputs) and isinstance(y.data, Tensor)
+
+
+def _named(y: Any) -> str:
+    return type(y.data if isinstance(y, ModelInputs) else y).__name__
 
 
 def misfit(who: str, modules: list[nn.Module], x: Any, error: Exception) -> TpsgdError:
@@ -447,7 +259,7 @@ def misfit(who: str, modules: list[nn.Module], x: Any, error: Exception) -> Tpsg
 
 def _misfit_of_layer(modules: list[nn.Module], x: Any) -> str:
     """What the first layer that cannot take its input expects; "" if that is another reason."""
-    for _, module in leaves_of(nn.Sequential(*modules)):
+    for module in (m for top in modules for m in flat_modules(top)):
         name = type(module).__name__
         if isinstance(module, nn.Linear) and x.shape[-1] != module.in_features:
             advice = "; put nn.Flatten before it" * (x[0].numel() == module.in_features)
@@ -489,7 +301,7 @@ def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
             with torch.enable_grad(), hooks:
                 for function in block.functions(Place.END):
-                    x = function(x)
+                    x = through(function, x)
             storages = [t.untyped_storage() for t in tensors[before:]]
             stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
             prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))

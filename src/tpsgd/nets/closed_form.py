@@ -8,7 +8,7 @@ stack them over restarts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from tpsgd.maths.kernels.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
+from tpsgd.nets.model_inputs import ModelInputs, data_of
 from tpsgd.nets.precision import apply, rounded
 from tpsgd.objectives import IDLE, NOT_COMPUTED, LossAndGrads, Objective, Place
 
@@ -33,6 +34,7 @@ class Saved(NamedTuple):
     layer_out: Tensor  # before the batch norm, if there is one
     stats: tuple[Tensor, ...] = ()  # the batch norm's mean and inverse deviation
     output: Sequence[Tensor] = ()  # a list, for the block's output once it has been computed
+    inputs: ModelInputs | None = None  # of a model whose blocks read them
 
 
 class ClosedForm:
@@ -73,30 +75,32 @@ class ClosedForm:
     def set_objective(self, objective: Objective) -> None:
         self.objective = objective
 
-    def forward(self, params: Params, x: Tensor) -> Saved:
+    def forward(self, params: Params, x: Any) -> Saved:
         """From the block's input to the activation's output."""
-        x = apply(self.block.prologue, x, self.precision)
+        x, inputs = apply(self.block.prologue, x, self.precision), None
+        if isinstance(x, ModelInputs):
+            x, inputs = x.data, x.without_activation()
         weight, bias = self._weights(params)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         output = [] if self.pools else ()
         if self.with_relu is not None and x.is_cuda and type(x) is Tensor:  # not in a plan
             y = self.with_relu(self.block.layer, x, weight, bias)
-            return Saved(x, y, y, y, output=output)
+            return Saved(x, y, y, y, (), output, inputs)
         subtracted = self.norm is not None and self.norm.training  # a norm subtracts any bias again
         out = self.kind.forward(self.block.layer, x, weight, None if subtracted else bias)
         z, stats = (out, ()) if self.norm is None else self._normalise(out, params, bias)
         if self.act is None:
-            return Saved(x, z, z, out, stats, output)
+            return Saved(x, z, z, out, stats, output, inputs)
         if self.overwrites and self.act.forward_:
             z = y = self.act.forward_(z)  # in the memory of z, and of out without a norm
         else:
             y = self.act.forward(z)
-        return Saved(x, z, y, out, stats, output)
+        return Saved(x, z, y, out, stats, output, inputs)
 
     def objective_input(self, saved: Saved) -> Tensor:
         """What the objective looks at."""
         if self.at is Place.END:
-            return self.output(saved)
+            return data_of(self.output(saved))
         return saved.z if self.at is Place.BEFORE else saved.y
 
     def gradients(
@@ -132,11 +136,12 @@ class ClosedForm:
     def output(self, saved: Saved) -> Tensor:
         """The input of the next block; of a block that pools, computed once."""
         if saved.output:
-            return saved.output[0]
-        output = apply(self.block.tail, saved.y, self.precision)
-        if isinstance(saved.output, list):
-            saved.output.append(output)
-        return output
+            output = saved.output[0]
+        else:
+            output = apply(self.block.tail, saved.y, self.precision)
+            if isinstance(saved.output, list):
+                saved.output.append(output)
+        return output if saved.inputs is None else saved.inputs.with_activation(output)
 
     def _weights(self, params: Params, offset: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the layer (offset 0) or the norm (1): given, or the module's own."""

@@ -81,8 +81,13 @@ def layer_kind(layer: nn.Module) -> LayerKind | None:
 
 
 def gives_maps(layer: nn.Module) -> bool:
-    """Whether an output with space is feature maps: of any module but subclasses of `nn.Linear`."""
-    return next((kind.maps for type_, kind in LAYERS.items() if isinstance(layer, type_)), True)
+    """Whether an output with space is feature maps: where there are convolutions, no attention."""
+    known = next((kind.maps for type_, kind in LAYERS.items() if isinstance(layer, type_)), None)
+    if known is not None:
+        return known
+    modules = list(layer.modules())
+    attention = any(isinstance(m, nn.MultiheadAttention) for m in modules)
+    return not attention and any(isinstance(m, nn.modules.conv._ConvNd) for m in modules)
 
 
 def zero_padding(layer: Any) -> list[int] | None:

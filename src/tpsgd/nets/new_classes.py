@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.blocks import Block
+from tpsgd.nets.cuts.split import split
 from tpsgd.nets.layers import layer_kind
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence, pad_sequence
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.model_inputs import ModelInputs
 
 
 class Padded:
@@ -136,6 +137,8 @@ def as_pixels(x: Tensor | Padded, numbers: Any) -> Any:
 
 def through(module: Any, x: Any) -> Any:
     """A function applied to x; to every step of padded sequences, unless it reads sequences."""
+    if isinstance(x, ModelInputs):
+        return x.through(module)
     if not isinstance(x, Padded):
         return module(x)
     modules = module.modules() if isinstance(module, nn.Module) else ()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tpsgd.nets.padded import through
+
 
 def lowered(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager[Any]:
     """A context in which modules compute in this precision; None changes nothing."""
@@ -28,11 +30,11 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def apply(modules: Iterable[nn.Module], x: Tensor, precision: torch.dtype | None) -> Tensor:
+def apply(modules: Iterable[nn.Module], x: Any, precision: torch.dtype | None) -> Any:
     """x after these modules, in this precision."""
     with lowered(x.device, precision):
         for module in modules:
-            x = module(x)
+            x = through(module, x)
     return x if precision is None else x.to(precision)
 
 

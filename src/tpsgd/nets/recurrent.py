@@ -19,6 +19,7 @@ from tpsgd.nets import inits
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.inits import Init
+from tpsgd.nets.model_inputs import Called
 from tpsgd.nets.padded import Padded, SequenceLayer, Sequences, as_sequences, through
 
 
@@ -188,16 +189,18 @@ def _drive(cell: Any, x: Tensor) -> Tensor:
 
 
 class Joined(nn.Module):
-    """Torch's `nn.RNN` with one tensor as its output: the last state, or all states."""
+    """A recurrent layer of torch's with one tensor as its output: the last state, or all states."""
 
     reads_sequences = True
 
-    def __init__(self, rnn: nn.RNN, sequence: bool) -> None:
+    def __init__(self, rnn: nn.RNNBase, sequence: bool) -> None:
         super().__init__()
-        self.rnn, self.sequence = rnn, sequence
+        self.rnn, self.sequence, self.block_title = _batch_first(rnn), sequence, type(rnn).__name__
+        self.training = rnn.training
 
     def forward(self, x: Sequences | PackedSequence) -> Sequences:
-        x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
+        if type(self.rnn) is nn.RNN:
+            x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
         data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
         if not data.is_floating_point():
             data = F.one_hot(data, self.rnn.input_size).to(self.rnn.weight_ih_l0.dtype)  # type: ignore
@@ -206,6 +209,7 @@ class Joined(nn.Module):
             inputs = pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False)
         states, last = self.rnn(inputs)
         if not self.sequence:
+            last = last[0] if isinstance(last, tuple) else last  # of an LSTM, without its cells
             return torch.cat(tuple(last[-1 - self.rnn.bidirectional :]), -1)
         if lengths is None:
             return states
@@ -222,22 +226,25 @@ class Chain(nn.Sequential):
 
 
 def connect(model: nn.Module) -> nn.Module:
-    """A model that can be called although its `nn.RNN` layers return tuples.
+    """A model that takes one tensor, or several, and gives one.
 
     In `nn.Sequential(nn.RNN(...), nn.Linear(...))` the linear layer gets the last state; another
     recurrent layer would get all states. The result shares the model's parameters and also takes
-    `Padded`. A model without recurrent layers is returned as it is.
+    `Padded`. Of a class of the user's, it is called with its inputs, and its logits are returned.
 
     Examples:
         >>> model = nn.Sequential(nn.RNN(28, 64, batch_first=True), nn.Linear(64, 10))
         >>> connect(model)(torch.zeros(2, 28, 28)).shape
         torch.Size([2, 10])
     """
-    leaves = list(_flat(model))
-    if not any(type(m) in (nn.RNN, Recurrent, Diagonal) for m in leaves) or leaves == [model]:
+    leaves = list(flat_modules(model))
+    if leaves == [model]:
+        own = type(model).__module__.startswith(("torch.nn", "tpsgd"))
+        return model if own else Called(model)
+    if not any(isinstance(m, (nn.RNNBase, Recurrent, Diagonal)) for m in leaves):
         return model
     modules = [
-        Joined(_batch_first(m), feeds_recurrent(leaves[i + 1 :])) if type(m) is nn.RNN else m
+        Joined(m, feeds_recurrent(leaves[i + 1 :])) if isinstance(m, nn.RNNBase) else m
         for i, m in enumerate(leaves)
     ]
     return Chain(*modules).train(model.training)
@@ -247,12 +254,12 @@ def feeds_recurrent(after: list[nn.Module]) -> bool:
     """Whether the next layer with parameters, norms over features left out, is recurrent."""
     others = (m for m in after if not isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
     layer = next((m for m in others if any(True for _ in m.parameters())), None)
-    return isinstance(layer, (nn.RNN, SequenceLayer))
+    return isinstance(layer, (nn.RNNBase, SequenceLayer))
 
 
 def tokens_of(model: nn.Module) -> int:
     """The number of tokens, if the model starts with a look-up; otherwise 0."""
-    first = next((m for m in _flat(model) if not isinstance(m, nn.Identity)), None)
+    first = next((m for m in flat_modules(model) if not isinstance(m, nn.Identity)), None)
     if isinstance(first, SequenceLayer):
         return first.inputs
     return first.input_size if isinstance(first, nn.RNN) else 0
@@ -267,18 +274,19 @@ def views(rnn: nn.RNN, sequence: bool) -> Iterator[nn.Module]:
         yield Recurrent.view(rnn, layer, sequence or layer < rnn.num_layers - 1)
 
 
-def _batch_first(rnn: nn.RNN) -> nn.RNN:
+def _batch_first(rnn: Any) -> Any:
     if not rnn.batch_first:
         raise TpsgdError(
-            "samples come first here, (batch, steps, features): make it nn.RNN(..., "
-            "batch_first=True)"
+            "samples come first here, (batch, steps, features): make it "
+            f"nn.{type(rnn).__name__}(..., batch_first=True)"
         )
     return rnn
 
 
-def _flat(model: nn.Module) -> Iterator[nn.Module]:
+def flat_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of nested `nn.Sequential`s."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         for child in model:
-            yield from _flat(child)
+            yield from flat_modules(child)
     else:
         yield model

@@ -29,7 +29,8 @@ from tpsgd.engine.sources.loaders import as_source
 from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
 from tpsgd.losses import bce
-from tpsgd.nets.blocks import overwriting, split
+from tpsgd.nets.blocks import overwriting
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule
@@ -102,7 +103,8 @@ class OnlineNet:
     def _training(self) -> Iterator[torch.device]:
         """As in `fit`, with the random numbers going on from the batch before."""
         random = self.random if self.learners else (self.state or {}).get("random")
-        writers = overwriting(self.model, split(self.model))
+        layers = self.spec.layers if self.learners else layers_of(self.model)
+        writers = overwriting(self.model, layers)
         seeded = random is None
         with training_context([self.model], self.settings, writers, seeded) as device:
             if random is not None:

@@ -21,7 +21,7 @@ from tpsgd.common.files import is_function, load_function
 from tpsgd.common.units import size
 from tpsgd.engine.device import available
 from tpsgd.nets import inits
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.zoo import vgg

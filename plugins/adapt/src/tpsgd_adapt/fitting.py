@@ -18,7 +18,7 @@ from tpsgd.engine.settings import Memory, Settings
 from tpsgd.engine.solvers import SOLVERS, ridge
 from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.engine.sources.loaders import first_samples, is_stream
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import split
 from tpsgd.rules import Rule, frozen
 from tpsgd.saved.checkpoint import claimed
 from tpsgd_adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
@@ -211,7 +211,7 @@ def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict
             settings["validation"] = settings["validation"].at(tap)
         return method(head, data.at(tap), **settings)
     model = nn.Sequential(Tap(adaptor.backbone, tap), *head)
-    blocks = len(split(head, settings.get("blocks")))
+    blocks = len(split(head, blocks=settings.get("blocks")))
     return method(model, data, **_with_backbone(settings, blocks))
 
 

@@ -19,7 +19,8 @@ from tpsgd.engine.spec import rules_for
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.maths.pooling import cells
 from tpsgd.maths.random import Key, streams
-from tpsgd.nets.blocks import Block, hooked, shapes, split
+from tpsgd.nets.blocks import Block, hooked, shapes
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.diagonal import Diagonal, LossAt
 from tpsgd.nets.layers import zero_padding
 from tpsgd.nets.modes import modes_restored
@@ -91,7 +92,7 @@ def read_model(
     """
     shape = check_shape(shape)
     _check_settings(optimizer, batch=batch, seed=seed, spare=spare)
-    blocks = split(model)
+    blocks = layers_of(model)
     _check_model(model, blocks)
     with modes_restored(*(m for block in blocks for m in block.modules)):
         sizes = shapes(blocks, torch.zeros(2, *shape, dtype=torch.float32))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.new_classes import add_output
 from tpsgd_export.integer_records import MAGIC as INTEGERS
 from tpsgd_export.integer_records import read_integer_record
@@ -86,15 +86,15 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
         except OSError as error:
             raise TpsgdError(f"cannot read {record}: {error.strerror}") from error
     content = parse(bytes(record))
-    shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in split(model)]
+    shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in layers_of(model)]
     values = _by_block(content, shapes)
     if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
         raise TpsgdError("the record has weights that are not finite")
-    while len(next(split(model)[-1].layer.parameters())) < content.classes:
+    while len(next(layers_of(model)[-1].layer.parameters())) < content.classes:
         add_output(model)
     with torch.no_grad():
         for i, tensors in values.items():
-            for p, value in zip(split(model)[i].layer.parameters(), tensors, strict=True):
+            for p, value in zip(layers_of(model)[i].layer.parameters(), tensors, strict=True):
                 p.copy_(value[: len(p)])
     return content.classes
 

@@ -22,7 +22,6 @@ from tpsgd.engine.sources.batches import stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource, count_samples, first_samples
 from tpsgd.engine.spec import RunRequest, rules_for
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.nets.blocks import split
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net, sequential, simultaneous, train
 from tpsgd_parallel.job import Parallel
@@ -84,7 +83,7 @@ class Pipeline(Parallel):
                 "back; take tpsgd.data_parallel(), or fit"
             )
         settings, count = request.settings, self.ranks.count
-        blocks = split(request.model, settings.blocks)
+        blocks = request.blocks
         rules: Any = rules_for(request.method, blocks, None)  # type: ignore[arg-type]
         refuse_unsuited(blocks, rules, listed(settings.optimizer), count)
         if self.asked is not None:

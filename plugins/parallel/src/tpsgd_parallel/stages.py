@@ -18,10 +18,10 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import Ridge
 from tpsgd.engine.spec import completed, rules_for
-from tpsgd.maths.cuts import TIE, cheapest_cut
+from tpsgd.nets.cuts.balance import TIE, cheapest_cut
 from tpsgd.memory.plan import short
 from tpsgd.memory.rehearse import Inputs, rehearse
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import counts_of, joined, layers_of
 from tpsgd.train import sequential, simultaneous
 
 IN_FLIGHT = 2  # batches that a rank has sent and the next one has not received
@@ -173,9 +173,10 @@ def plan_pipeline(
     """The blocks of every rank, and what they cost; `rule` may be a list with one per block."""
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise TpsgdError(f"ranks must be a whole number, 1 or more, got {ranks!r}")
-    blocks = split(model, settings.blocks)
+    layers = layers_of(model, None, settings.no_split)
+    blocks = joined(layers, counts_of(layers, settings.where))
     refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer), ranks)
-    settings = completed(rule, split(model), replace(settings, order=simultaneous))
+    settings = completed(rule, layers, replace(settings, order=simultaneous))
     costs, weights = block_costs(model, inputs, rule, settings)
     batches = -(-inputs.samples // settings.batch_size) * max(listed(settings.epochs))
     return plan_of(costs, balanced_stages(costs, ranks), weights, batches or None)

@@ -9,7 +9,7 @@ from torch import nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.record import Run
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.rules import Entry
 from tpsgd_peers.dladmm import check_model as check_dladmm
 from tpsgd_peers.dladmm import fit_dladmm
@@ -43,7 +43,7 @@ def _train(
 def _suits(check: Callable[[Any], Any], model: nn.Module) -> bool:
     """Whether a method can train a model with these layers."""
     try:
-        check(split(model))
+        check(layers_of(model))
     except TpsgdError:
         return False
     return True

@@ -25,7 +25,8 @@ from tpsgd.engine.spec import request, specify
 from tpsgd.losses import cross_entropy
 from tpsgd.maths.kernels.torch_internals import internal
 from tpsgd.memory.meter import Meter, tensor_bytes
-from tpsgd.nets.blocks import Block, hooked, overwriting, split
+from tpsgd.nets.blocks import Block, hooked, overwriting
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import frozen
 from tpsgd.train import Epoch
@@ -93,7 +94,7 @@ def fit_dladmm(
     chosen = peer_settings(
         "fit_dladmm", settings, _TAKES, loss=cross_entropy, epochs=iterations, batch_size=1024
     )
-    blocks = split(model)
+    blocks = layers_of(model)
     check_model(blocks)
     with training_context([model], chosen, overwriting(model, blocks)) as device:
         first = first_samples(data)

@@ -31,7 +31,9 @@ from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.engine.spec import classes_of
 from tpsgd.losses import mse
-from tpsgd.nets.blocks import Block, leaves_of, shapes, split
+from tpsgd.nets.blocks import Block, shapes
+from tpsgd.nets.cuts.leaves import leaves_of
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.modes import evaluating
 from tpsgd.nets.precision import without_autocast
 from tpsgd.objectives import Objective, Place, Site, l2
@@ -82,13 +84,13 @@ def fit_zorb(
         "fit_zorb", settings, _TAKES,
         optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size,
     )  # fmt: skip
-    started, blocks = time.perf_counter(), split(model)
+    started, blocks = time.perf_counter(), layers_of(model)
     like = next(model.parameters())
     with evaluating(model), without_autocast():
         codes, scales = targets(blocks, first_samples(data)[:1].to(like.device, like.dtype))
     seconds = time.perf_counter() - started
     undo = _append_scales(model, scales) if unscale else []
-    last = split(model)[-1]
+    last = layers_of(model)[-1]
     curved = last.modules[-1] is not last.layer
     try:
         (run,) = fit_models([model], data, [_rule(c, curved) for c in codes], chosen)

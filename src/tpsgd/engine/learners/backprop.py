@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.padded import SequenceLayer
 
 
@@ -62,7 +62,7 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
         raise TpsgdError(f"segments must be True or a number, got {segments!r}")
     if any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules()):
         raise TpsgdError("segments are for models without recurrent layers")
-    blocks = split(model)
+    blocks = layers_of(model)
     count = len(blocks) if segments is True else segments
     if not 1 <= count <= len(blocks):
         raise TpsgdError(f"segments must be between 1 and {len(blocks)}, got {count}")

@@ -19,7 +19,9 @@ from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.model_inputs import data_of
 from tpsgd.nets.modes import statistics_restored
+from tpsgd.nets.padded import through
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Signal
@@ -106,8 +108,8 @@ class BlockLearner(Learner):
         """The block's values for a batch; while a solver collects equations, the layer's inputs."""
         if self.updater.collecting:
             for module in self.block.prologue:
-                x = torch.vmap(module)(x) if self.restarts else module(x)
-            return x
+                x = torch.vmap(module)(x) if self.restarts else through(module, x)
+            return data_of(x)
         return self.gradient.forward(self.params, x)
 
     def output(self, saved: Any) -> Any:

@@ -264,9 +264,13 @@ class Augmented(DerivedSource):
 
     def _gather(
         self, gather: Callable[[Any], tuple[Any, Tensor]], index: tuple[Any, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Tensor]:
         samples, u = index
         x, labels = gather(samples)
+        if isinstance(x, ModelInputs):  # the first of several inputs
+            first = next(iter(x.tensors))
+            changed = {first: _applied(self.function, x.tensors[first], u)}
+            return ModelInputs(x.tensors | changed), labels
         if not isinstance(x, Tensor):
             raise TpsgdError(
                 "augment cannot change sequences that differ in length, or that are read in "

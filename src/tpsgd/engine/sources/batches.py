@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tpsgd.maths.kernels.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled
 from tpsgd.nets.layers import unsafe_channels_last
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.train import Source
 
@@ -76,12 +77,20 @@ class BatchForm:
 
     def __call__(self, x: Any, leading: int = 1) -> Any:
         """x on the device, in the model's number format and memory format."""
+        if isinstance(x, ModelInputs):
+            return x.map(self._one_of_several)
         if self.looks_up(x, leading):
             return x.to(self.device, torch.long if self.tokens else x.dtype)
         options: Any = {}
         if self.channels_last and x.dim() == 4:
             options["memory_format"] = torch.channels_last
         return as_pixels(x, x.to(self.device, self.numbers, **options))
+
+    def _one_of_several(self, x: Tensor) -> Tensor:
+        """One input of several: real numbers and pixels as ever, other whole numbers as they are."""
+        if x.is_floating_point() or x.dtype is torch.uint8:
+            return as_pixels(x, x.to(self.device, self.numbers))
+        return x.to(self.device)
 
     def first(self, x: Any) -> Any:
         return x[:, :1] if self.stacked else x[:1]

@@ -1,7 +1,7 @@
 """Checks of x and y, which users may give in many forms."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,37 @@ from torch.nn.utils.rnn import PackedSequence
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 
+LABELS = ("labels", "label", "targets", "target", "y")  # in a batch that is a dict
 PART = 256 * 2**10  # bytes of x that are checked in one call
 FEW_OPERATIONS = (torch.uint16, torch.uint32, torch.uint64)  # types that torch hardly supports
 
 
 def pair(data: Any) -> Sequence[Any]:
-    """The x and y of arrays or of a batch."""
+    """The x and y of arrays or of a batch; of a dict, y is what it calls labels."""
     if isinstance(data, Sequence) and len(data) == 2:
         return data
+    if isinstance(data, Mapping) and (names := [n for n in LABELS if n in data]):
+        return {name: x for name, x in data.items() if name != names[0]}, data[names[0]]
     raise TpsgdError(
         f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
         + (f" of {len(data)}" if isinstance(data, Sequence) else "")
     )
 
 
-def inputs(values: Any) -> Tensor | Padded:
-    """Samples: numbers in an array, or sequences of different lengths."""
+def inputs(values: Any) -> Tensor | Padded | ModelInputs:
+    """Samples: numbers in an array, sequences of different lengths, or several arrays."""
     if isinstance(values, Padded):
         return values.checked().with_finite_padding()
+    if isinstance(values, ModelInputs):
+        return values
+    if isinstance(values, (Mapping, tuple)):
+        named = isinstance(values, Mapping)
+        pairs: Any = values.items() if named else enumerate(values)
+        tensors = {name: tensor(value, f"x[{name!r}]") for name, value in pairs}
+        return ModelInputs.of(tensors if named else list(tensors.values()))
     ragged = isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1
     if ragged or isinstance(values, PackedSequence):
         return Padded.of(values)
@@ -90,12 +101,18 @@ def _from_numpy(values: Any, name: str) -> Tensor:
 
 
 def check_values(
-    x: Tensor | Padded, form: BatchForm, name: Callable[[int], str] = "sample {}".format
+    x: Tensor | Padded | ModelInputs,
+    form: BatchForm,
+    name: Callable[[int], str] = "sample {}".format,
 ) -> None:
     """Refuse NaN and infinity, and tokens outside the vocabulary.
 
     `name` is what a sample is called by its place in x.
     """
+    if isinstance(x, ModelInputs):
+        for t in x.tensors.values():
+            check_finite(t, name)
+        return
     x = x.data if isinstance(x, Padded) else x
     check_finite(x, name)
     if form.tokens > 1 and form.looks_up(x) and x.numel():

@@ -23,6 +23,7 @@ from tpsgd.engine.sources.batches import ArraySource, BatchForm, SampleBatch
 from tpsgd.engine.sources.inputs import check_values, inputs, labels, pair, refuse_numbers, tensor
 from tpsgd.losses import Loss
 from tpsgd.maths.random import Key, streams
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 
 RAGGED_UNCUT = (
@@ -202,7 +203,8 @@ def first_samples(data: Any, count: int = 2) -> Any:
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     first = x[:count]
-    return first.clone() if isinstance(first, Tensor) else first  # a module may write into it
+    own = isinstance(first, (Tensor, ModelInputs))
+    return first.clone() if own else first  # a module may write into it
 
 
 def _loader(data: Dataset, batch_size: int, generator: torch.Generator | None = None) -> DataLoader:

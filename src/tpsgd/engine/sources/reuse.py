@@ -22,6 +22,7 @@ from tpsgd.engine.sources.batches import (
 )
 from tpsgd.engine.sources.disk_rows import DiskRows
 from tpsgd.maths.random import permutation
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.unrolled import UnrolledBatch, computed
 from tpsgd.train import Net, Observer, Source
@@ -72,6 +73,8 @@ class InputReuse:
 
     def _keep(self, net: Net, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
         """Where to keep the outputs: True for memory, a folder, or False to recompute them."""
+        if isinstance(sample, ModelInputs):
+            return False  # later blocks read the inputs of the model, which the source has
         from_loader = not isinstance(stored_samples(source), ArraySource)
         if not source.samples or (from_loader and any(x.block.recurrent for x in later)):
             return False  # so many samples, or steps of a sequence, that nobody knows

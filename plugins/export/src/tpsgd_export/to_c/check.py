@@ -17,7 +17,7 @@ from tpsgd.engine.fit import fit
 from tpsgd.engine.learners.optimizers import adam, sgd
 from tpsgd.engine.settings import Memory
 from tpsgd.maths.random import Key, permutation
-from tpsgd.nets.blocks import split
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.objectives import Objective, Site
 from tpsgd.rules import Rule
 from tpsgd.train import sequential, simultaneous
@@ -159,9 +159,10 @@ def trained(
         net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=LR[recipe.optimizer],
         seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
         memory=Memory(reuse=False),  # later blocks get the samples in their order, too
+        blocks="layers",
         **options,
     )  # fmt: skip
-    blocks = [block for block, r in zip(split(net), recipe.blocks, strict=True) if r.learns]
+    blocks = [block for block, r in zip(layers_of(net), recipe.blocks, strict=True) if r.learns]
     parameters = [p for block in blocks for p in block.layer.parameters()]
     return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
 
@@ -175,7 +176,7 @@ def _fit(*arguments: Any, **options: Any) -> None:
 def _without_norms(model: nn.Module, recipe: StepRecipe) -> nn.Module:
     """The model with the norms of frozen layers folded into their weights, as in the recipe."""
     norms = []
-    for block, record in zip(split(model), recipe.blocks, strict=True):
+    for block, record in zip(layers_of(model), recipe.blocks, strict=True):
         if block.between:
             norms += block.between
             block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
@@ -226,7 +227,7 @@ def check_integers(
     floats = copy.deepcopy(model)
     _fit(
         floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
-        order=simultaneous, **options,
+        order=simultaneous, blocks="layers", **options,
     )  # fmt: skip
     theirs = evaluate(floats, (x, labels))
     if ours < theirs - WORSE:

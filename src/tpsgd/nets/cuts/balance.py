@@ -26,7 +26,11 @@ class Footprint:
 
 
 def layers_per_block(
-    blocks: Blocks, layers: int, alone: Sequence[int] = (), footprints: Sequence[Footprint] = ()
+    blocks: Blocks,
+    layers: int,
+    alone: Sequence[int] = (),
+    footprints: Sequence[Footprint] = (),
+    incomplete: Sequence[int] = (),
 ) -> list[int]:
     """How many of a model's layers each block has.
 
@@ -37,6 +41,7 @@ def layers_per_block(
         layers: how many layers there are.
         alone: the numbers of layers (from 0) that must be a block each.
         footprints: what each layer stores; without them only the numbers of layers count.
+        incomplete: the numbers of layers that no block ends with, unless it is in a list.
 
     Examples:
         >>> layers_per_block(3, 10)
@@ -48,13 +53,16 @@ def layers_per_block(
     in_list = isinstance(blocks, (list, tuple))
     numbers: list[Any] = list(blocks) if in_list else [blocks]
     whole = bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
-    if not whole or (sum(numbers) != layers if in_list else numbers[0] > layers):
+    most = layers - len(incomplete)
+    if not whole or (sum(numbers) != layers if in_list else numbers[0] > most):
         raise TpsgdError(
-            f"blocks must be a number from 1 to {layers}, as many as the model has layers, or a "
-            "list of the numbers of layers in each block, 1 or more, that add up to them, got "
-            f"{blocks!r}"
+            f"blocks must be a number from 1 to {most}, as many as the model has layers that can "
+            "be a block, 'auto', or a list of the numbers of layers in each block, 1 or more, that "
+            f"add up to {layers} layers, got {blocks!r}"
         )
-    counts = numbers if in_list else _lowest_cut(numbers[0], layers, alone, footprints)
+    counts = numbers
+    if not in_list:
+        counts = _lowest_cut(numbers[0], layers, alone, footprints, incomplete)
     for start, end in pairwise(accumulate(counts, initial=0)):
         if _mixed(start, end, alone):
             raise TpsgdError(
@@ -71,13 +79,17 @@ def _mixed(start: int, end: int, alone: Sequence[int]) -> bool:
 
 
 def _lowest_cut(
-    blocks: int, layers: int, alone: Sequence[int], footprints: Sequence[Footprint]
+    blocks: int,
+    layers: int,
+    alone: Sequence[int],
+    footprints: Sequence[Footprint],
+    incomplete: Sequence[int],
 ) -> list[int]:
     """The cut with the lowest peak, and of these the most even."""
     peaks = _peaks(footprints)
 
     def peak(start: int, end: int) -> float:
-        if _mixed(start, end, alone):
+        if _mixed(start, end, alone) or end - 1 in incomplete:
             return math.inf
         return peaks[start][end - start - 1] if peaks else 0.0
 

@@ -8,7 +8,7 @@ from helpers import mlp
 from torch import nn
 
 from tpsgd import Recurrent, TpsgdError, split
-from tpsgd.maths.cuts import TIE, Footprint, _peaks, layers_per_block
+from tpsgd.nets.cuts.balance import TIE, Footprint, _peaks, layers_per_block
 from tpsgd.nets.blocks import footprints
 
 
@@ -74,7 +74,7 @@ WRONG = {
 @pytest.mark.parametrize("blocks", WRONG.values(), ids=WRONG)
 def test_a_cut_that_is_none_is_refused(blocks):
     with pytest.raises(TpsgdError, match=r"^blocks.*layers"):
-        split(mlp(4, 4, 4, 3), blocks)
+        split(mlp(4, 4, 4, 3), blocks=blocks)
 
 
 def convolutions():
@@ -88,9 +88,9 @@ def convolutions():
 def test_the_modules_of_joined_blocks_are_the_models_in_order():
     net = convolutions()
     for blocks in (None, 1, 2, 3, [2, 3], [1, 1, 1, 1, 1]):
-        modules = [m for block in split(net, blocks) for m in block.modules]
+        modules = [m for block in split(net, blocks=blocks) for m in block.modules]
         assert modules == list(net)
-    names = [str(b) for b in split(net, [2, 3])]
+    names = [str(b) for b in split(net, blocks=[2, 3])]
     assert names == ["0-4: 2 x Conv2d", "8-17: 2 x Conv2d + Linear"]
 
 
@@ -98,14 +98,14 @@ def test_dropout_after_a_block_belongs_to_the_next_one():
     net = nn.Sequential(
         nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)
     )
-    first, second = split(net, [2, 1])
+    first, second = split(net, blocks=[2, 1])
     assert first.modules == list(net[:4]) and second.prologue == [net[4]]
 
 
 def test_joined_blocks_compute_the_same():
     net, x = convolutions().eval(), torch.randn(2, 3, 16, 16)
     y = x
-    for block in split(net, 2):
+    for block in split(net, blocks=2):
         y = block(y)
     assert torch.equal(y, net(x))
 
@@ -113,8 +113,8 @@ def test_joined_blocks_compute_the_same():
 def test_samples_decide_where_a_net_is_cut():
     net, x = convolutions(), torch.randn(2, 3, 16, 16)
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    assert [len(b.layers) for b in split(net, 2)] == [2, 3]
-    assert [len(b.layers) for b in split(net, 2, x)] == [1, 4]
+    assert [len(b.layers) for b in split(net, blocks=2)] == [2, 3]
+    assert [len(b.layers) for b in split(net, x, blocks=2)] == [1, 4]
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
 
 
@@ -129,8 +129,8 @@ def test_footprints_count_what_autograd_stores():
 
 def test_a_recurrent_layer_is_a_block_of_its_own():
     net = nn.Sequential(Recurrent(4, 6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    assert [len(b.layers) for b in split(net, 2)] == [1, 2]
+    assert [len(b.layers) for b in split(net, blocks=2)] == [1, 2]
     with pytest.raises(TpsgdError, match="a recurrent layer"):
-        split(net, 1)
+        split(net, blocks=1)
     with pytest.raises(TpsgdError, match="a recurrent layer"):
-        split(net, [2, 1])
+        split(net, blocks=[2, 1])

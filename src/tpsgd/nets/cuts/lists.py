@@ -1,0 +1,215 @@
+"""A model whose `forward` cannot be traced, cut along its list of layers: transformers, mostly.
+
+The model's own code runs in each part, with stand-ins for the layers of the list. The first part
+runs it up to the list, and notes what every layer gets besides the activation (masks, positions);
+the last part runs it again with the activation in place of the last layer's output.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import map_aggregate
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.model_inputs import ModelInputs, answer
+from tpsgd.nets.modes import evaluating
+
+Leaves = list[tuple[str, nn.Module]]
+LISTS = (nn.ModuleList, nn.Sequential)
+
+
+class Reached(Exception):
+    """The last layer of the list has been reached: the model's code need not go on."""
+
+
+class StandIn(nn.Module):
+    """In place of a layer in the list, while the model's code runs around it."""
+
+    def __init__(self, layer: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        vars(self).update(layer=layer, function=function)  # neither is a part of this module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["layer"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class LayerList:
+    """A model with its list of layers, as its parts share them."""
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        self.model, self.list = model, model.get_submodule(path)
+        self.layers = list(self.list)  # type: ignore[arg-type]
+        self.more: int | None = None  # values that a layer returns besides the activation
+        self.called = False  # whether a layer has shown that
+
+    @contextmanager
+    def replaced(self, functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
+        """Let the model's code call these functions in place of the layers."""
+        modules = self.list._modules
+        pairs = zip(modules, self.layers, functions, strict=True)
+        stand_ins = {name: StandIn(layer, function) for name, layer, function in pairs}
+        before = dict(modules)
+        modules.update(stand_ins)
+        try:
+            yield
+        finally:
+            modules.update(before)
+
+    def returned(self, activation: Tensor) -> Any:
+        """An activation in the form in which a layer returns it."""
+        return activation if self.more is None else (activation, *[None] * self.more)
+
+    def activation(self, output: Any) -> Tensor:
+        """The activation in what a layer has returned."""
+        self.more, self.called = len(output) - 1 if isinstance(output, tuple) else None, True
+        return output[0] if isinstance(output, tuple) else output
+
+    def call(self, x: ModelInputs, functions: Sequence[Callable[..., Any]]) -> Any:
+        """What the model returns with these functions in place of its layers."""
+        with self.replaced(functions):
+            return x.call(self.model)
+
+    def contexts(self, x: ModelInputs) -> tuple[Tensor, list[tuple[Any, Any]]]:
+        """What the first layer reads, and what each layer gets besides it."""
+        contexts: list[tuple[Any, Any]] = []
+        first: list[Tensor] = []
+
+        def stand_in(activation: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not contexts:
+                first.append(activation)
+            if not self.called:
+                with torch.no_grad():
+                    self.activation(self.layers[0](activation, *args, **kwargs))
+            contexts.append(map_aggregate((args, kwargs), _without_graph))  # type: ignore[arg-type]
+            if len(contexts) == len(self.layers):
+                raise Reached
+            return self.returned(activation)
+
+        try:
+            self.call(x, [stand_in] * len(self.layers))
+        except Reached:
+            return first[0], contexts
+        raise TpsgdError(
+            f"{type(self.model).__name__} does not call each of the {len(self.layers)} layers in "
+            "its list once and in order, so it cannot be cut along them"
+        )
+
+
+def _without_graph(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+class _Part(nn.Module):
+    """A part of the model; the modules of the model that belong to it are its own."""
+
+    reads_inputs = True
+
+    def __init__(self, shared: LayerList, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        vars(self)["shared"] = shared
+
+
+class BeforeList(_Part):
+    """The model up to its list of layers: embeddings, mostly."""
+
+    block_title = "embeddings"
+
+    def __init__(
+        self, shared: LayerList, parts: Sequence[nn.Module], around: Sequence[nn.Module]
+    ) -> None:
+        super().__init__(shared, parts)
+        vars(self)["around"] = list(around)  # the modules that the list is in
+        for i, module in enumerate(around):
+            for name, p in module.named_parameters(recurse=False):
+                self.register_parameter(f"{name}_{i}", p)
+
+    def train(self, mode: bool = True) -> "BeforeList":
+        """Set the mode of the modules around the list, too."""
+        for module in self.around:
+            module.training = mode
+        return super().train(mode)  # type: ignore[return-value]
+
+    def forward(self, x: Any) -> ModelInputs:
+        x = x if isinstance(x, ModelInputs) else ModelInputs({0: x})
+        activation, contexts = self.shared.contexts(x)
+        return ModelInputs(x.tensors, activation, contexts)
+
+
+class ListLayer(_Part):
+    """A layer of the list."""
+
+    def __init__(self, shared: LayerList, number: int, before: BeforeList) -> None:
+        super().__init__(shared, [shared.layers[number]])
+        self.number, self.block_title = number, type(shared.layers[number]).__name__
+        vars(self)["before"] = before
+
+    def forward(self, x: ModelInputs) -> ModelInputs:
+        if x.context is None:  # the activation was kept, or has come from elsewhere
+            with torch.no_grad(), evaluating(self.before.parts):
+                x.context = self.shared.contexts(ModelInputs(x.tensors))[1]
+        args, kwargs = x.context[self.number]
+        output = self.shared.layers[self.number](x.data, *args, **kwargs)
+        return x.with_activation(self.shared.activation(output))
+
+
+class AfterList(_Part):
+    """The model from its list of layers on: a norm and a classifier, mostly."""
+
+    def __init__(self, shared: LayerList, parts: Sequence[nn.Module], before: BeforeList) -> None:
+        super().__init__(shared, parts)
+        kinds = [type(m).__name__ for m in parts]
+        self.block_title = " + ".join(kinds) or "output"
+        vars(self)["before"] = before
+
+    def forward(self, x: ModelInputs) -> ModelInputs:
+        learning, shared = torch.is_grad_enabled(), self.shared
+
+        def passed_on(activation: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return shared.returned(activation)
+
+        def last(*args: Any, **kwargs: Any) -> Any:
+            torch.set_grad_enabled(learning)
+            return shared.returned(x.data)
+
+        with torch.no_grad(), evaluating(self.before.parts):  # what is computed again
+            output = shared.call(x, [*[passed_on] * (len(shared.layers) - 1), last])
+        return x.with_activation(answer(output))
+
+
+def longest_list(model: nn.Module) -> str | None:
+    """The path of the list with most parameters whose layers are of one kind; None without one."""
+    paths: dict[str, int] = {}
+    for path, module in model.named_modules():
+        if not path or not isinstance(module, LISTS):
+            continue
+        layers = list(module.children())
+        inside = any(path.startswith(f"{other}.") for other in paths)
+        if len(layers) > 1 and len({type(layer) for layer in layers}) == 1 and not inside:
+            paths[path] = sum(p.numel() for p in module.parameters())
+    return max(paths, key=lambda path: paths[path], default=None)
+
+
+def leaves(model: nn.Module) -> Leaves:
+    """A part before the list, its layers, and a part after it; nothing if there is no list."""
+    path = longest_list(model)
+    if path is None:
+        return []
+    shared, names = LayerList(model, path), path.split(".")
+    before, after, around, module = [], [], [], model
+    for name in names:
+        around.append(module)
+        children = list(module._modules)
+        place = children.index(name)
+        before += [m for n in children[:place] if (m := module._modules[n]) is not None]
+        after = [m for n in children[place + 1 :] if (m := module._modules[n]) is not None] + after
+        module = module.get_submodule(name)
+    first = BeforeList(shared, before, around)
+    layers = [(f"{path}.{i}", ListLayer(shared, i, first)) for i in range(len(shared.layers))]
+    return [("embeddings", first), *layers, ("output", AfterList(shared, after, first))]
