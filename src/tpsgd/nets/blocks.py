@@ -90,12 +90,12 @@ class Block:
 
         In a recurrent block the cells alone learn, no scale and shift of a norm around them.
         """
-        return {
-            f"{i}.{name}": p
-            for i, module in enumerate(self.modules)
-            for name, p in module.named_parameters()
-            if p.requires_grad and (module is self.layer or not self.recurrent)
-        }
+        names: dict[nn.Parameter, str] = {}  # of a parameter that is used twice, the first
+        for i, module in enumerate(self.modules):
+            for name, p in module.named_parameters():
+                if p.requires_grad and (module is self.layer or not self.recurrent):
+                    names.setdefault(p, f"{i}.{name}")
+        return {name: p for p, name in names.items()}
 
     def train(self, mode: bool) -> None:
         for module in self.modules:

@@ -42,24 +42,31 @@ class StandIn(nn.Module):
 class LayerList:
     """A model with its list of layers, as its parts share them."""
 
-    def __init__(self, model: nn.Module, path: str) -> None:
+    def __init__(self, model: nn.Module, path: str, around: Sequence[nn.Module]) -> None:
         self.model, self.list = model, model.get_submodule(path)
+        self.around = list(around)  # the modules that the list is in
         self.layers = list(self.list)  # type: ignore[arg-type]
         self.more: int | None = None  # values that a layer returns besides the activation
         self.called = False  # whether a layer has shown that
 
     @contextmanager
-    def replaced(self, functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
-        """Let the model's code call these functions in place of the layers."""
+    def replaced(
+        self, functions: Sequence[Callable[..., Any]], training: bool
+    ) -> Iterator[None]:
+        """Let the model's code call these functions in place of the layers, in a mode."""
         modules = self.list._modules
         pairs = zip(modules, self.layers, functions, strict=True)
         stand_ins = {name: StandIn(layer, function) for name, layer, function in pairs}
-        before = dict(modules)
+        before, modes = dict(modules), [module.training for module in self.around]
         modules.update(stand_ins)
+        for module in self.around:
+            module.training = training
         try:
             yield
         finally:
             modules.update(before)
+            for module, mode in zip(self.around, modes, strict=True):
+                module.training = mode
 
     def returned(self, activation: Tensor) -> Any:
         """An activation in the form in which a layer returns it."""
@@ -70,12 +77,14 @@ class LayerList:
         self.more, self.called = len(output) - 1 if isinstance(output, tuple) else None, True
         return output[0] if isinstance(output, tuple) else output
 
-    def call(self, x: ModelInputs, functions: Sequence[Callable[..., Any]]) -> Any:
+    def call(
+        self, x: ModelInputs, functions: Sequence[Callable[..., Any]], training: bool
+    ) -> Any:
         """What the model returns with these functions in place of its layers."""
-        with self.replaced(functions):
+        with self.replaced(functions, training):
             return x.call(self.model)
 
-    def contexts(self, x: ModelInputs) -> tuple[Tensor, list[tuple[Any, Any]]]:
+    def contexts(self, x: ModelInputs, training: bool) -> tuple[Tensor, list[tuple[Any, Any]]]:
         """What the first layer reads, and what each layer gets besides it."""
         contexts: list[tuple[Any, Any]] = []
         first: list[Tensor] = []
@@ -92,7 +101,7 @@ class LayerList:
             return self.returned(activation)
 
         try:
-            self.call(x, [stand_in] * len(self.layers))
+            self.call(x, [stand_in] * len(self.layers), training)
         except Reached:
             return first[0], contexts
         raise TpsgdError(
@@ -121,24 +130,15 @@ class BeforeList(_Part):
 
     block_title = "embeddings"
 
-    def __init__(
-        self, shared: LayerList, parts: Sequence[nn.Module], around: Sequence[nn.Module]
-    ) -> None:
+    def __init__(self, shared: LayerList, parts: Sequence[nn.Module]) -> None:
         super().__init__(shared, parts)
-        vars(self)["around"] = list(around)  # the modules that the list is in
-        for i, module in enumerate(around):
+        for i, module in enumerate(shared.around):
             for name, p in module.named_parameters(recurse=False):
                 self.register_parameter(f"{name}_{i}", p)
 
-    def train(self, mode: bool = True) -> "BeforeList":
-        """Set the mode of the modules around the list, too."""
-        for module in self.around:
-            module.training = mode
-        return super().train(mode)  # type: ignore[return-value]
-
     def forward(self, x: Any) -> ModelInputs:
         x = x if isinstance(x, ModelInputs) else ModelInputs({0: x})
-        activation, contexts = self.shared.contexts(x)
+        activation, contexts = self.shared.contexts(x, self.training)
         return ModelInputs(x.tensors, activation, contexts)
 
 
@@ -153,7 +153,7 @@ class ListLayer(_Part):
     def forward(self, x: ModelInputs) -> ModelInputs:
         if x.context is None:  # the activation was kept, or has come from elsewhere
             with torch.no_grad(), evaluating(self.before.parts):
-                x.context = self.shared.contexts(ModelInputs(x.tensors))[1]
+                x.context = self.shared.contexts(ModelInputs(x.tensors), self.training)[1]
         args, kwargs = x.context[self.number]
         output = self.shared.layers[self.number](x.data, *args, **kwargs)
         return x.with_activation(self.shared.activation(output))
@@ -179,7 +179,8 @@ class AfterList(_Part):
             return shared.returned(x.data)
 
         with torch.no_grad(), evaluating(self.before.parts):  # what is computed again
-            output = shared.call(x, [*[passed_on] * (len(shared.layers) - 1), last])
+            functions = [*[passed_on] * (len(shared.layers) - 1), last]
+            output = shared.call(x, functions, self.training)
         return x.with_activation(answer(output))
 
 
@@ -201,15 +202,15 @@ def leaves(model: nn.Module) -> Leaves:
     path = longest_list(model)
     if path is None:
         return []
-    shared, names = LayerList(model, path), path.split(".")
     before, after, around, module = [], [], [], model
-    for name in names:
+    for name in path.split("."):
         around.append(module)
         children = list(module._modules)
         place = children.index(name)
         before += [m for n in children[:place] if (m := module._modules[n]) is not None]
         after = [m for n in children[place + 1 :] if (m := module._modules[n]) is not None] + after
         module = module.get_submodule(name)
-    first = BeforeList(shared, before, around)
+    shared = LayerList(model, path, around)
+    first = BeforeList(shared, before)
     layers = [(f"{path}.{i}", ListLayer(shared, i, first)) for i in range(len(shared.layers))]
     return [("embeddings", first), *layers, ("output", AfterList(shared, after, first))]

@@ -153,12 +153,19 @@ def _graph(
                     raise Untraceable(f"{reason} ({_line(model, error)})") from error
                 opaque.add(tracer.open[-1])
                 continue
-        for node in reversed(graph.nodes):
-            if node.op == "placeholder" and node.target in absent:
-                for user in list(node.users):  # the check that it is absent
-                    graph.erase_node(user)
-                graph.erase_node(node)
+        names = inspect.signature(model.forward).parameters
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        for name, node in zip(names, placeholders, strict=False):
+            if name in absent:
+                _erase(graph, node)
         return graph, tracer.calls
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a node and what depends on it: the check that an argument has its default."""
+    for user in list(node.users):
+        _erase(graph, user)
+    graph.erase_node(node)
 
 
 def _line(model: nn.Module, error: BaseException) -> str:
