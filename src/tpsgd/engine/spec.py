@@ -169,7 +169,7 @@ def specify(
         check(x, form)
     if isinstance(method, Backprop):
         _refuse_solver(settings)
-        cuts = [[whole(in_segments(connect(model), method.segments))] for model in models]
+        cuts = [[whole(in_segments(model, method.segments, x))] for model in models]
         rules, loss = [], settings.loss or cross_entropy
     else:
         samples = replace(form, precision=None)(x)
@@ -181,7 +181,7 @@ def specify(
     block_settings = settings.per_block(len(cuts[0]))
     with products_of_layers() as products:
         sizes = sizes_of(cuts[0], x, settings, form)
-    if local and layers[0].of_class:
+    if local and layers[0].of_class and check is not None:
         verify(models[0], cuts[0], replace(form, precision=None)(x))
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
     largest = max(products, default=0) * len(models)

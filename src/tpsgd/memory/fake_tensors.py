@@ -7,12 +7,17 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.maths.kernels.torch_internals import internal
 from tpsgd.memory.meter import LiveBytes
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 except ImportError:  # they are not public: then nothing can be planned, and training goes on
     FakeTensor = FakeTensorMode = None
+
+
+LSTM = "aten::mkldnn_rnn_layer"  # of oneDNN, on a CPU
+_without_modes = internal("utils._python_dispatch._disable_current_modes")
 
 
 class CountedProducts(LiveBytes):
@@ -42,7 +47,24 @@ class QuickFakeMode(FakeTensorMode or object):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written = _written(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs) if written is None else written
+        if written is not None:
+            return written
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._schema.name == LSTM and torch.is_grad_enabled():  # torch counts none for it
+            sizes = tuple(tuple(t.shape) for t in args[:7])
+            nbytes = _lstm_workspace(sizes, args[7], tuple(args[8]), *args[9:])
+            result = (*result[:3], result[0].new_empty(nbytes, dtype=torch.uint8))
+        return result
+
+
+@cache
+def _lstm_workspace(sizes: Any, *settings: Any) -> int:
+    """The bytes that oneDNN stores for the gradients of an LSTM; one pass over zeros tells."""
+    if _without_modes is None:
+        return 0
+    with _without_modes(), torch.enable_grad():
+        tensors = [torch.zeros(size) for size in sizes]
+        return torch.ops.aten.mkldnn_rnn_layer(*tensors, *settings)[3].nbytes
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -114,6 +114,9 @@ class ModelInputs:
         own = 0 if self.activation is None else self.activation.nbytes
         return own + sum(t.nbytes for t in self.tensors.values())
 
+    def stride(self) -> tuple[Any, ...]:
+        return tuple((t.shape, t.stride()) for t in self.tensors.values())
+
     def dim(self) -> int:
         return self.data.dim()
 

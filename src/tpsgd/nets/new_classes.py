@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cuts.split import split
-from tpsgd.nets.layers import layer_kind
+from tpsgd.nets.layers import LAYERS, layer_kind
 
 
 def last_block(model: nn.Module) -> Block:
@@ -22,8 +22,8 @@ def last_block(model: nn.Module) -> Block:
 
 def outputs_of(model: nn.Module) -> int:
     """The number of outputs of a model's last layer; 0 if it has no weights."""
-    weight = getattr(last_block(model).layer, "weight", None)
-    return 0 if weight is None else len(weight)
+    layers = [m for m in last_block(model).layer.modules() if type(m) in LAYERS]
+    return len(layers[-1].weight) if layers else 0  # type: ignore[arg-type]
 
 
 def check_new_output(model: nn.Module) -> Any:

@@ -51,7 +51,7 @@ class Stream:
     row, and all other rows stay as they are.
 
     Args:
-        model: an `nn.Sequential`, or an adaptor (`tpsgd.adapt`), whose layers learn.
+        model: any model that `tpsgd.split` can cut, or an adaptor (`tpsgd.adapt`), whose layers learn.
         rule: as for `tpsgd.fit`. Default: `rules.default()`; with `rls()`, `rules.frozen()`.
         loss: as for `tpsgd.fit`.
         optimizer: as for `tpsgd.fit`, or one per block. `tpsgd.rls()` solves the last layer after
@@ -105,7 +105,7 @@ class Stream:
         progress: Progress | bool | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TpsgdError(f"a stream needs an nn.Sequential, got {type(model).__name__}")
+            raise TpsgdError(f"a stream needs an nn.Module, got {type(model).__name__}")
         if rehearsal is not None and not isinstance(rehearsal, Rehearsal):
             raise TpsgdError(f'rehearsal must be tpsgd.Rehearsal("100KB"), got {rehearsal!r}')
         if on_drift is not None and drift is None:

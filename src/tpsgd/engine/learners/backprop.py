@@ -8,12 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.model_inputs import data_of
 from tpsgd.nets.padded import SequenceLayer
+from tpsgd.nets.recurrent import Chain, connect
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,15 @@ class Backprop:
 class Segments(nn.Sequential):
     """Segments of a model that store their inputs only; the last stores its activations too."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    reads_inputs = True
+
+    def forward(self, input: Any) -> Any:
         """As `nn.Sequential`'s."""
         *segments, last = self
         for segment in segments:
             contexts = partial(_contexts, segment)
             input = checkpointed(segment, input, use_reentrant=False, context_fn=contexts)
-        return last(input)
+        return data_of(last(input))
 
 
 def _contexts(segment: nn.Module) -> tuple[Any, Any]:
@@ -54,18 +58,18 @@ def _statistics_unchanged(segment: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
+def in_segments(model: nn.Module, segments: int | bool, samples: Any = None) -> nn.Module:
     """The model cut into segments that are recomputed in the backward pass."""
     if not segments:
-        return model
+        return connect(model)
     if not isinstance(segments, int):
         raise TpsgdError(f"segments must be True or a number, got {segments!r}")
     if any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules()):
         raise TpsgdError("segments are for models without recurrent layers")
-    blocks = layers_of(model)
+    blocks = layers_of(model, samples)
     count = len(blocks) if segments is True else segments
     if not 1 <= count <= len(blocks):
         raise TpsgdError(f"segments must be between 1 and {len(blocks)}, got {count}")
     ends = [len(blocks) * i // count for i in range(count + 1)]
     groups = [blocks[a:b] for a, b in pairwise(ends)]
-    return Segments(*(nn.Sequential(*(m for b in group for m in b.modules)) for group in groups))
+    return Segments(*(Chain(*(m for b in group for m in b.modules)) for group in groups))
