@@ -213,8 +213,14 @@ class Training:
         None, "Adam, or plain SGD, which needs less memory.", choices=("adam", "sgd")
     )
     blocks: str | None = setting(
-        None, "Blocks of several layers: how many, or the layers of each: 2,2,4 (1: backprop)."
+        None,
+        "How many blocks (1: backprop), the layers of each: 2,2,4, auto, or layers: one each.",
+        show_default="FILE.py:FUNCTION: auto; else one for each layer",
     )
+    split_points: str | None = setting(
+        None, "Modules that begin a block, in place of --blocks: layer2,layer3.1."
+    )
+    no_split: str | None = setting(None, "Modules or classes that stay inside a block.")
 
     @property
     def chosen_order(self) -> Any:
@@ -235,6 +241,8 @@ class Training:
             "seed": self.seed,
             "optimizer": self.optimizer and getattr(optimizers, self.optimizer),
             "blocks": self.blocks and block_numbers(self.blocks),
+            "split_points": listed(self.split_points) or None,
+            "no_split": listed(self.no_split) or None,
         }
         return {name: value for name, value in settings.items() if value is not None}
 
@@ -298,12 +306,15 @@ class Compared(FromScratch):
     )
 
 
-def block_numbers(text: str) -> int | list[int]:
-    """A number of blocks, 4, or the number of layers in each, 2,2,2,4."""
+def block_numbers(text: str) -> int | list[int] | str:
+    """A number of blocks, 4, the number of layers in each, 2,2,2,4, or a word."""
+    if text in ("auto", "layers"):
+        return text
     words = listed(text)
     if not words or not all(re.fullmatch(r"[1-9]\d{0,5}", word, re.ASCII) for word in words):
         raise TpsgdError(
-            f"--blocks {text}: write a number of blocks, 4, or the number of layers in each, 2,2,4"
+            f"--blocks {text}: write a number of blocks, 4, the number of layers in each, 2,2,4, "
+            "auto or layers"
         )
     numbers = [int(word) for word in words]
     return numbers if "," in text else numbers[0]

@@ -21,6 +21,7 @@ from tpsgd.common.files import is_function, load_function
 from tpsgd.common.units import size
 from tpsgd.engine.device import available
 from tpsgd.nets import inits
+from tpsgd.nets.cuts.leaves import is_chain
 from tpsgd.nets.cuts.split import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
@@ -121,7 +122,8 @@ def factory(
 
 def is_recurrent(model: nn.Module) -> bool:
     """Whether a model has a recurrent layer that the library can train."""
-    return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
+    kinds = (SequenceLayer, nn.RNN) if is_chain(model) else SequenceLayer
+    return any(isinstance(m, kinds) for m in model.modules())
 
 
 def mlp(
