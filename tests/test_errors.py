@@ -78,18 +78,19 @@ BAD_DATA = {
         (X, nn.functional.one_hot(Y, 3)),
         r"shape \(samples,\), got \(30, 3\)",
     ),
-    "float indices": ((X, Y.float()), r"rows of shape \(samples, 3\), got \(30,\).*integer type"),
+    "float indices": ((X, Y.float()), "class labels must be whole numbers .an integer type"),
+    "yes and no": ((X, (Y > 0).float()), r"got \(30,\); for yes and no choose loss='bce'"),
     "float rows of another width": ((X, torch.ones(30, 4)), r"\(samples, 3\), got \(30, 4\)"),
     "soft rows that do not sum to one": ((X, torch.ones(30, 3)), "sum to 1.*bce"),
     "soft rows below zero": (
-        (X, torch.tensor([[2.0, -1.0, 0.0]]).expand(30, 3)),
-        "between 0 and 1",
+        (X, torch.tensor([[0.5, 0.25, 0.1]]).expand(30, 3)),
+        "must sum to 1",
     ),
     "labels of nan": ((X, torch.full((30, 3), math.nan)), "labels contain NaN"),
     "labels in three dimensions": ((X, Y.view(30, 1, 1)), r"got \(30, 1, 1\)"),
     "three arrays": ((X, Y, Y), r"data must be \(x, y\).*tuple of 3"),
     "one array": (X, r"data must be \(x, y\).*Tensor"),
-    "a dictionary": ({"x": X, "y": Y}, r"data must be \(x, y\).*dict"),
+    "a dictionary": ({"x": X, "z": Y}, r"data must be \(x, y\).*dict"),
     "nothing": (None, r"data must be \(x, y\).*NoneType"),
     "words": ((np.array(["a"] * 30), Y), "x must be numbers"),
     "words for labels": ((X, np.array(["cat"] * 30)), "y must be .* such as 'cat': .*unique"),
@@ -216,7 +217,9 @@ def test_attention_that_cannot_be_a_layer_is_refused_by_name(name):
 def test_torchs_recurrent_layers_want_samples_first(name):
     layer = getattr(nn, name)(2, 4)
     model = nn.Sequential(layer, nn.Linear(4, 3))
-    refuses(rf"samples come first.*nn\.{name}\(\.\.\., batch_first=True", model, (X.view(30, 3, 2), Y))
+    refuses(
+        rf"samples come first.*nn\.{name}\(\.\.\., batch_first=True", model, (X.view(30, 3, 2), Y)
+    )
 
 
 def test_a_cell_that_gives_two_states_is_refused():
@@ -563,7 +566,7 @@ BAD_SETTINGS = {
     "a negative seed of 64 bits": ({"seed": -(2**63) - 1}, "seed must be .* 63 bits"),
     "no loss's name": ({"loss": "msee"}, "loss must be .*'msee'"),
     "torch's function": ({"loss": nn.functional.mse_loss}, "loss must be .*mse_loss"),
-    "torch's mean over outputs": ({"loss": nn.MSELoss()}, "loss must be .*sums over outputs"),
+    "torch's mean over outputs": ({"loss": nn.KLDivLoss()}, "loss must be .*sums over outputs"),
     "smoothed labels": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "smoothing"),
     "an order's name": ({"order": "sequential"}, "order must be .*'sequential'"),
     "an order that waits for a metric": (

@@ -12,7 +12,7 @@ import pytest
 import tpsgd
 
 ROOT = Path(tpsgd.__file__).parent
-PAPER = ["common", "maths", "losses", "projections", "objectives", "rules", "train"]
+PAPER = ["common", "maths", "losses", "targets", "projections", "objectives", "rules", "train"]
 ORDER = [
     PAPER, ["nets"], ["saved"], ["engine"], ["memory"], ["features"], ["zoo", "data"],
     ["comparison", "streams"], ["cli", "__main__"],

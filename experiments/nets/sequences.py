@@ -81,7 +81,9 @@ class CausalLayer(nn.Module):
 class CharacterModel(nn.Module):
     """The next character at every step, in the manner of nanoGPT."""
 
-    def __init__(self, vocabulary: int, steps: int, width: int = 64, layers: int = 4, heads: int = 4):
+    def __init__(
+        self, vocabulary: int, steps: int, width: int = 64, layers: int = 4, heads: int = 4
+    ):
         super().__init__()
         self.steps = steps
         self.token = nn.Embedding(vocabulary, width)

@@ -7,12 +7,14 @@ of the paper's Table 1.
 | loss            | per sample                        | derivative with respect to y |
 |-----------------|-----------------------------------|------------------------------|
 | `mse`           | 1/2 sum (y - y*)^2                | y - y*                       |
+| `l1`            | sum abs(y - y*)                   | sign(y - y*)                 |
+| `huber`         | sum (y - y*)^2 / 2 within 1, else abs(y - y*) - 1/2 | y - y*, cut at -1 and 1 |
 | `cross_entropy` | - sum y* log softmax(y)           | softmax(y) - y*              |
 | `bce`           | - sum y* log s(y) + (1-y*) log(1-s(y)), s the sigmoid | s(y) - y* |
 
 For the last two, `y` are logits. Labels are class indices `(batch,)`, which are never expanded to
 one-hot rows, or float rows `(batch, classes)`: several labels per sample with `bce`, soft labels
-with `cross_entropy`, any numbers with `mse`.
+with `cross_entropy`, any numbers with the others. An index of `IGNORED` is no label.
 """
 
 from collections.abc import Callable
@@ -39,6 +41,8 @@ class Loss:
     name: str
     link: Callable[[Tensor], Tensor]
     value: Callable[[Tensor, Tensor], Tensor]
+    bound: Callable[[Tensor], Tensor] | None = None  # of the derivative, in its memory
+    each: Callable[[Tensor, Tensor], Tensor] | None = None  # the loss of every sample by itself
 
     @property
     def of_numbers(self) -> bool:
@@ -47,7 +51,14 @@ class Loss:
 
     def grad(self, y: Tensor, labels: Tensor) -> Tensor:
         """The derivative of each sample's loss with respect to y (not divided by the batch)."""
-        return minus_labels(self.link(y), labels)
+        residual = minus_labels(self.link(y), labels)
+        return residual if self.bound is None else self.bound(residual)
+
+    def total(self, y: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the samples that have a label, those without left out."""
+        if labels.is_floating_point() or self.each is None:
+            return self.value(y, labels) * len(labels)
+        return (self.each(y, labels.clamp(min=0)) * (labels != IGNORED)).sum()
 
 
 def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
@@ -68,7 +79,21 @@ def _softmax(y: Tensor) -> Tensor:
 def _mse(y: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
         return (y - labels).square().sum(1).mean() / 2
-    return (y.square().sum(1) / 2 - y.gather(1, labels[:, None])[:, 0] + 0.5).mean()
+    return _each_mse(y, labels).mean()
+
+
+def _each_mse(y: Tensor, labels: Tensor) -> Tensor:
+    return y.square().sum(1) / 2 - y.gather(1, labels[:, None])[:, 0] + 0.5
+
+
+def _each_l1(y: Tensor, labels: Tensor) -> Tensor:
+    return minus_labels(y.clone(), labels).abs().sum(1)
+
+
+def _each_huber(y: Tensor, labels: Tensor) -> Tensor:
+    residual = minus_labels(y.clone(), labels)
+    inside = residual.clamp(-1, 1)
+    return (inside * (residual - inside / 2)).sum(1)
 
 
 def _cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
@@ -80,36 +105,70 @@ def _cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
     return -torch.log_softmax(y.T.contiguous(), 0).gather(0, labels[None]).mean()
 
 
+def _each_cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(y, labels, reduction="none")
+
+
 def _bce(y: Tensor, labels: Tensor) -> Tensor:
     """Sum over classes of softplus(y) - y* y, which is the usual form without a division."""
     if labels.is_floating_point():
         return (F.softplus(y) - labels * y).sum(1).mean()
-    return (F.softplus(y).sum(1) - y.gather(1, labels[:, None])[:, 0]).mean()
+    return _each_bce(y, labels).mean()
 
 
-mse = Loss("mse", torch.clone, _mse)
-cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
-bce = Loss("bce", torch.sigmoid, _bce)
-ALL = {loss.name: loss for loss in (mse, cross_entropy, bce)}
-TORCHS: dict[Any, Loss] = {nn.CrossEntropyLoss: cross_entropy}  # with its default arguments
+def _each_bce(y: Tensor, labels: Tensor) -> Tensor:
+    return F.softplus(y).sum(1) - y.gather(1, labels[:, None])[:, 0]
+
+
+def _sign(residual: Tensor) -> Tensor:
+    return residual.sign_()
+
+
+def _within_1(residual: Tensor) -> Tensor:
+    return residual.clamp_(-1, 1)
+
+
+IGNORED = -100  # in place of a class index, as in torch
+mse = Loss("mse", torch.clone, _mse, each=_each_mse)
+l1 = Loss("l1", torch.clone, lambda y, s: _each_l1(y, s).mean(), _sign, _each_l1)
+huber = Loss("huber", torch.clone, lambda y, s: _each_huber(y, s).mean(), _within_1, _each_huber)
+cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy, each=_each_cross_entropy)
+bce = Loss("bce", torch.sigmoid, _bce, each=_each_bce)
+ALL = {loss.name: loss for loss in (mse, l1, huber, cross_entropy, bce)}
+TORCHS: dict[Any, Loss] = {  # with their default arguments, up to a constant factor
+    nn.CrossEntropyLoss: cross_entropy,
+    nn.NLLLoss: cross_entropy,  # after an nn.LogSoftmax
+    nn.BCEWithLogitsLoss: bce,
+    nn.BCELoss: bce,  # after an nn.Sigmoid
+    nn.MSELoss: mse,
+    nn.L1Loss: l1,
+    nn.SmoothL1Loss: huber,
+    nn.HuberLoss: huber,
+}
 
 
 def resolve(loss: Any) -> Loss | None:
     """The loss that a name, or torch's module, stands for; losses stay, and so does None.
 
     Examples:
-        >>> resolve("bce").name, resolve(nn.CrossEntropyLoss()).name
-        ('bce', 'cross_entropy')
+        >>> resolve("bce").name, resolve(nn.CrossEntropyLoss()).name, resolve("MSELoss").name
+        ('bce', 'cross_entropy', 'mse')
     """
     if loss is None or isinstance(loss, Loss):
         return loss
-    if isinstance(loss, str) and (name := loss.replace("-", "_")) in ALL:  # as in the shell
-        return ALL[name]
-    if type(loss) in TORCHS:
-        if str(vars(loss)) == str(vars(type(loss)())):
-            return TORCHS[type(loss)]
-        raise TpsgdError("nn.CrossEntropyLoss with weights, smoothing or sums is not supported")
+    if isinstance(loss, str):
+        names = ALL | {kind.__name__: own for kind, own in TORCHS.items()}
+        if (name := loss.replace("-", "_")) in names:  # as in the shell
+            return names[name]
+    kind = loss if isinstance(loss, type) else type(loss)
+    if kind in TORCHS:
+        if kind is loss or str(vars(loss)) == str(vars(kind())):
+            return TORCHS[kind]
+        raise TpsgdError(
+            f"nn.{kind.__name__} with weights, smoothing, sums or another constant is not supported"
+        )
+    words = ", ".join(repr(name) for name in ALL)
     raise TpsgdError(
-        "loss must be 'cross_entropy', 'bce', 'mse', nn.CrossEntropyLoss(), or a tpsgd loss, which "
-        f"are sums over outputs and means over samples; got {loss!r}"
+        f"loss must be one of {words}, a loss of torch.nn with its default arguments, or a tpsgd "
+        f"loss, which are sums over outputs and means over samples; got {loss!r}"
     )

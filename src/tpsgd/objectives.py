@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.losses import Loss, cross_entropy, mse
+from tpsgd.losses import Loss, cross_entropy
 from tpsgd.maths.kernels.memory_format import flat, full, rows, unflat
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
@@ -79,12 +79,14 @@ class LossAndGrads(NamedTuple):
         dy: the derivative of `loss` with respect to the block's output, in memory of its own.
         dtensors: its derivatives with respect to the objective's tensors, if they are learned.
         logits: a prediction of the classes, if the objective makes one, for the record's accuracy.
+        labels: those of the logits, where they are not the signal itself.
     """
 
     loss: Tensor
     dy: Tensor
     dtensors: tuple[Tensor, ...] = ()
     logits: Tensor | None = None
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,7 @@ class Site:
         key: the seed, block and time step that the projection depends on.
         maps: the output is feature maps, channels first.
         loss: the loss of the last block.
+        numbers: labels are real numbers, not classes; `classes` is how many a sample has.
         device: where the objective's tensors belong.
         dtype: their number format.
         recurrent: the output is the state of a recurrent layer; `key.step` is the time step.
@@ -230,6 +233,7 @@ class Site:
     key: Key
     maps: bool = False
     loss: Loss = cross_entropy
+    numbers: bool = False
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
     recurrent: bool = False
@@ -368,7 +372,8 @@ def readout(
     """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
     If the last block has another loss of logits, so has the local classifier: `bce` for several
-    labels per sample or one yes-or-no output.
+    labels per sample or one yes-or-no output. If labels are real numbers, they are read out by the
+    last block's loss.
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
     numbers (at least one cell). Other output is read out whole. The logits are the codes' products
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
@@ -388,7 +393,7 @@ def readout(
         not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= PIXEL_CODES
     ):
         codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
-    local = cross_entropy if site.loss is mse else site.loss
+    local = cross_entropy if site.loss.of_numbers and not site.numbers else site.loss
     classifier = _Classifier(local, pool, learned)
     measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
     return Objective(

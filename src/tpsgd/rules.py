@@ -73,7 +73,8 @@ class Rule:
     options: str = ""  # the chosen options in words, for the record
     per_step: bool = True  # recurrent blocks: class codes for each time step, or the same for all
     head: bool = True  # whether the last block learns
-    classifies: bool = False  # whether its local loss is a classifier's: no targets but classes
+    classifies: bool = False  # whether its local loss is a classifier's, or a linear regression's
+    compares: bool = False  # whether it compares samples of a class, so that it needs classes
     last: Callable[[Site], Objective] | None = None  # the last block's objective, if not its loss
 
     def __str__(self) -> str:
@@ -251,7 +252,8 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     about = "samples of a class alike, and a learned local classifier"
     convolution = "" if convolve else ", no convolution"
     options = f"share {share:g}, at most {features} features{convolution}"
-    return Rule("predsim", objective, about=about, options=options, per_step=False, classifies=True)
+    kind = {"per_step": False, "classifies": True, "compares": True}
+    return Rule("predsim", objective, about=about, options=options, **kind)
 
 
 def auxiliary(
@@ -269,7 +271,8 @@ def auxiliary(
     average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
 
     `share` is the weight of the similarity loss of `predsim(convolve=False)`, here of the averages;
-    0 is the rule of Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have
+    it is left out where labels are numbers, or come for every step or pixel. 0 is the rule of
+    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have
     them. Loss and batch norm look at the whole batch, so micro-batches would change them.
 
     Examples:

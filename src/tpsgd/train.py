@@ -107,7 +107,10 @@ class Observer:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One block's epoch. Accuracy is known where the block has a classifier."""
+    """One block's epoch. Accuracy is known where the block has a classifier.
+
+    Where labels are numbers, `r2` is the share of their variance that a regression explains.
+    """
 
     block: int  # counted from 1; 0 is the whole net (backprop)
     epoch: int  # counted from 1
@@ -116,6 +119,8 @@ class Epoch:
     val_loss: float | None = None
     val_accuracy: float | None = None
     seconds: float = 0.0  # since training began
+    r2: float | None = None
+    val_r2: float | None = None
 
 
 class EpochEnd(NamedTuple):

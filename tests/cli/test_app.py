@@ -125,7 +125,7 @@ def test_no_words_show_the_help(says):
     [
         ("train --rule reedout", "did you mean 'readout'?"),
         ("train --rule x", "choose from backprop, backprop-checkpointed"),
-        ("train --blocks two", "--blocks two: write a number of blocks, 4, or"),
+        ("train --blocks two", "--blocks two: write a number of blocks, 4, the"),
         ("train --model mlp:8 --blocks 5", "blocks must be a number from 1 to 2"),
         ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
         ("compare --rules ,", "unknown rule ''"),

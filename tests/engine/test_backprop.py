@@ -328,7 +328,7 @@ def test_what_fit_sends_to_backprop_is_trained_by_it():
 
 
 def test_what_backprop_cannot_train_as_it_is_is_not_sent_to_it_as_it_is():
-    with pytest.raises(TpsgdError, match="ModuleList has no forward method: pass nn.Sequential"):
+    with pytest.raises(TpsgdError, match=r"ModuleList has no forward method: pass nn\.Sequential"):
         tpsgd.fit(nn.ModuleList([nn.Linear(4, 3)]), (torch.randn(8, 4), torch.arange(8) % 3))
 
 

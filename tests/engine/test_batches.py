@@ -22,6 +22,7 @@ import tpsgd
 from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
 from tpsgd.engine.sources.batches import ArraySource, BatchForm
 from tpsgd.engine.sources.inputs import labels
+from tpsgd.targets import Target
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -385,7 +386,8 @@ def test_any_soft_rows_are_taken(n, classes, seed):
     soft = rows / rows.sum(1, keepdim=True)
     assert torch.equal(labels(soft, cross_entropy, classes), soft)
     assert torch.equal(labels(rows, bce, classes), rows)
-    assert torch.equal(labels(rows * 9 - 4, mse, classes), rows * 9 - 4)
+    numbers = Target(numbers=True, shape=(classes,), rows=True)
+    assert torch.equal(labels(rows * 9 - 4, mse, classes, True, numbers), rows * 9 - 4)
     with pytest.raises(TpsgdError, match="sum to 1"):
         labels(soft * 0.5, cross_entropy, classes)
 
@@ -396,21 +398,18 @@ def test_rows_for_the_squared_error_may_be_any_numbers():
     assert run.history[-1].loss < 0.05 * run.history[0].loss
 
 
-CLASSIFY = ("readout", "readout-learned", "predsim", "auxiliary")
 NUMBERS = X[:, :2] * 3
 ROWS = {"arrays": lambda data: data, "a loader": lambda data: DataLoader(TensorDataset(*data), 16)}
 
 
 @pytest.mark.parametrize("form", ROWS)
 @pytest.mark.parametrize("name", rules.ALL)
-def test_targets_that_are_numbers_have_no_accuracy_and_rules_that_classify_refuse_them(name, form):
+def test_targets_that_are_numbers_have_no_accuracy_and_rules_that_compare_refuse_them(name, form):
     settings = {"rule": rules.ALL[name].make(), "order": tpsgd.simultaneous, "loss": mse}
     data = ROWS[form]((X, NUMBERS))
-    if name in CLASSIFY:
-        several = SEVERAL[:, :2]  # of several classes per sample: also without a floor
-        for bad in (data, (X, several)):
-            with pytest.raises(TpsgdError, match=f"loss of {name} is a classifier's: .*tpsgd_l2"):
-                tpsgd.fit(mlp(6, 8, 2), bad, **settings)
+    if name == "predsim":
+        with pytest.raises(TpsgdError, match=r"predsim compares samples of a class.*numbers"):
+            tpsgd.fit(mlp(6, 8, 2), data, **settings)
         return
     after, run = trained(data, mlp(6, 8, 2), validation=(X, NUMBERS), **settings)
     assert all(torch.isfinite(t).all() for t in after.values())
@@ -426,29 +425,26 @@ def test_targets_that_are_numbers_have_no_accuracy_under_backprop_in_restarts_an
     )
     for history in (run.history, *(r.history for r in several.runs)):
         assert history and all(e.accuracy is None and e.val_accuracy is None for e in history)
-    with pytest.raises(TpsgdError, match="loss of readout-learned is a classifier's"):
-        tpsgd.Stream(mlp(6, 8, 2), loss=mse).partial_fit(X, NUMBERS)
-    with pytest.raises(TpsgdError, match="loss of readout-learned is a classifier's"):
+    model = mlp(6, 8, 2)
+    before = state(model)
+    tpsgd.Stream(model, loss=mse).partial_fit(X, NUMBERS)
+    assert not same(before, state(model))
+    with pytest.raises(TpsgdError, match="these labels are numbers, and those to learn from are"):
         tpsgd.fit(mlp(6, 8, 2), (X, Y % 2), loss=mse, validation=(X, NUMBERS))
 
 
-@pytest.mark.parametrize("name", CLASSIFY)
+@pytest.mark.parametrize("name", ["readout", "readout-learned", "auxiliary"])
 def test_with_another_loss_of_numbers_nothing_is_classified(name):
     squared = tpsgd.losses.Loss("squared", mse.link, mse.value)
     settings = {"rule": rules.ALL[name].make(), "epochs": 1, "loss": squared}
-    if name.startswith("readout"):  # which lowers this loss
-        run = tpsgd.fit(mlp(6, 8, 2), (X, NUMBERS), **settings)
-        assert all(e.loss > 0 and e.accuracy is None for e in run.history)
-        return
-    with pytest.raises(TpsgdError, match=f"loss of {name} is a classifier's"):
-        tpsgd.fit(mlp(6, 8, 2), (X, NUMBERS), **settings)
+    run = tpsgd.fit(mlp(6, 8, 2), (X, NUMBERS), **settings)
+    assert all(e.loss > 0 and e.accuracy is None for e in run.history)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize("function", [tpsgd.evaluate, tpsgd.confusion])
-def test_numbers_are_not_evaluated_as_classes(function, outputs):
-    with pytest.raises(TpsgdError, match=r"y has float targets from -\d.*mse_loss"):
-        function(mlp(6, 8, outputs), (X, NUMBERS[:, :outputs]))
+def test_numbers_have_no_confusion(outputs):
+    with pytest.raises(TpsgdError, match=r"y has numbers, not classes: tpsgd\.evaluate gives R"):
+        tpsgd.confusion(mlp(6, 8, outputs), (X, NUMBERS[:, :outputs]))
 
 
 def test_the_rules_that_need_the_error_take_its_derivative():

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tpsgd
-from tpsgd import rules, split
-from tpsgd.nets.cuts.split import layers_of
+from tpsgd import rules
 from tpsgd.engine.solvers.equations import inputs_of
 from tpsgd.maths.random import Key
 from tpsgd.nets import layers
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
 from tpsgd.objectives import Place, Signal, Site, move
 from tpsgd.projections import normal

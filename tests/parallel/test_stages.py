@@ -11,8 +11,8 @@ import tpsgd
 from tpsgd import Memory, TpsgdError, rules
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
-from tpsgd.nets.cuts.balance import TIE
 from tpsgd.memory.rehearse import Inputs
+from tpsgd.nets.cuts.balance import TIE
 from tpsgd_parallel.stages import (
     AHEAD,
     IN_FLIGHT,

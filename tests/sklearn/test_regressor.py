@@ -11,10 +11,10 @@ from sklearn.linear_model import Ridge
 
 from tests.sklearn.checks import scikit_learns_checks
 from tpsgd import TpsgdError, TPSGDRegressor
+from tpsgd.losses import mse
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate
 from tpsgd.rules import readout
-from tpsgd_sklearn.regressor import squared_error
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -42,7 +42,7 @@ def test_a_local_rule_beats_random_hidden_layers_and_ridge():
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_the_local_loss_of_a_readout_is_squared(learned):
-    site = Site((5,), 2, Key(0), loss=squared_error, dtype=torch.float64)
+    site = Site((5,), 2, Key(0), loss=mse, numbers=True, dtype=torch.float64)
     objective = readout(learned, scale=2.0).objective(site)
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(7, 5, dtype=torch.float64, generator=generator)

@@ -21,6 +21,7 @@ from tpsgd.memory.rehearse import Inputs, best_segments
 from tpsgd.nets.cuts.split import LAYERS, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Entry, Rule, frozen
+from tpsgd.targets import Target
 from tpsgd.train import sequential, simultaneous
 from tpsgd.zoo.words import Factory, is_recurrent
 from tpsgd.zoo.words import reservoir as reservoir_like
@@ -137,7 +138,7 @@ def _fitted(a: Arm, factory: Factory, data: Data, settings: Settings) -> Arm:
     in_segments(model, True)
     plain = Settings(batch_size=micro_batch or settings.batch_size, device=settings.device)
     with suppress(TpsgdError, RuntimeError):  # a net that cannot be rehearsed: one per block
-        inputs = Inputs(data.shape, x.dtype, len(y))
+        inputs = Inputs.of(x, len(y), Target.of(y, settings.loss))
         return replace(a, checkpointed=best_segments(model, inputs, plain))
     return a
 
@@ -176,7 +177,7 @@ def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     if not free or arm.order not in (None, sequential):
         return arm
     words = ("split_points", "no_split", "blocks")
-    cut = {"blocks": LAYERS} | {name: settings[name] for name in words if settings.get(name)}
+    cut = {name: settings[name] for name in words if settings.get(name)}
     blocks, lr = split(factory(), **cut), settings.get("lr")
     optimizers = [*[settings.get("optimizer", adam)] * (len(blocks) - 1), ridge()]
     return replace(arm, optimizer=optimizers, lr=lr if arm.lr is None and lr != SEARCH else arm.lr)

@@ -32,10 +32,11 @@ from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.sources.augment import Augmented
 from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.engine.sources.inputs import check_values
-from tpsgd.engine.sources.loaders import LoaderSource, as_source, first_samples, is_stream
+from tpsgd.engine.sources.loaders import LoaderSource, as_source, is_stream
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
 from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.maths.positions import Layout, at_positions
 from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
@@ -46,6 +47,7 @@ from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Place, Signal, Site, move, output
+from tpsgd.targets import grid_of
 from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous, step
 
 Faster = Callable[[Sequence[Any]], Wrap]
@@ -61,17 +63,18 @@ def assemble(asked: RunRequest, device: torch.device, faster: Faster | None = No
     `faster` makes the wrapper of a step that speeds it up.
     """
     data, settings = asked.data, asked.settings
-    x = first_samples(data)
+    x = asked.samples
     spec = specify(asked, x, is_stream(data), device, check_values)
     labelled = spec.form, spec.loss, spec.classes
-    source: Source = as_source(data, *labelled, True, spec.classifier)
+    source: Source = as_source(data, *labelled, True, spec.target, spec.scaling)
     line = None
     if not isinstance(source, LoaderSource) or source.loader.batch_size is not None:
         line = backprop_line(spec, x, source.samples)
     learners = make_learners(spec, asked.method, settings, source.samples, line)
     validation = None
     if settings.validation is not None:
-        validation = as_source(settings.validation, *labelled, False, spec.classifier)
+        held_out = settings.validation, *labelled, False
+        validation = as_source(*held_out, spec.target, spec.scaling)
     if settings.augment is not None:
         source = Augmented(source, settings.augment)
     net = join(learners, source, validation, settings, faster, line)
@@ -153,13 +156,19 @@ def _block_learner(
     make, at = (rule.last if last else rule.objective), rule.at
     if last and make is None:
         at = place_of(block, spec.loss)
-    fixed = output(spec.loss) if last else IDLE
+    layout, fixed = layout_of(i, at, spec), output(spec.loss) if last else IDLE
     maps, stacked = len(size[at]) > 1, bool(spec.restarts)
+    if layout is not None:
+        fixed = at_positions(fixed, layout) if last else IDLE
 
     def draw() -> Objective:
         if make is None:
             return fixed
         options = {"maps": block.maps and maps, "redraw": settings.memory.redraw and not stacked}
+        if layout is not None:
+            vector = (size[at][0 if layout.channels_first else -1],)
+            objective = _draw(make, vector, spec, block.key, **(options | {"maps": False}))
+            return at_positions(objective, layout)
         objective = _draw(make, size[at], spec, block.key, **options)
         return objective if stacked else _in_form(objective, form, maps)
 
@@ -183,6 +192,17 @@ def _block_learner(
         signal=Signal.LABEL if last else rule.signal,
         widest=max(map(math.prod, size.values())) * form.numbers.itemsize,
     )
+
+
+def layout_of(i: int, at: Place, spec: RunSpec) -> Layout | None:
+    """Where the positions of a block's output are; None if a sample has one label."""
+    target, block, shape = spec.target, spec.blocks[i], spec.sizes[i][at]
+    if not target.positions:
+        return None
+    if i == len(spec.blocks) - 1:
+        return Layout(target.positions, target.channels_first, target, spec.classes)
+    grid = grid_of(shape, block.maps, target, f"block {i + 1} ({block})")
+    return Layout(grid, block.maps or len(shape) == 1, target, spec.classes)
 
 
 def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) -> BlockLearner:
@@ -277,6 +297,7 @@ def _learner(
         steps = PendingSteps if getattr(gradient, "lazy", False) else OptimizerSteps
         updater = steps(slices, codes_first)
     options |= {"multi_label": spec.loss is bce, "restarts": spec.restarts}
+    options |= {"target": spec.target, "outputs": spec.classes}
     trains = learns and bool(params)
     parts = spec.blocks[i], gradient, updater, draw, settings, params
     return BlockLearner(*parts, trains=trains, **options)
@@ -285,15 +306,19 @@ def _learner(
 def _whole_net(spec: RunSpec) -> BlockLearner:
     """Backprop: the whole net is one block, so its local gradient is the gradient of the net."""
     block, form, loss = spec.blocks[0], spec.form, spec.loss
-    objective, stacked = output(loss), bool(spec.restarts)
+    at, objective, stacked = place_of(block, loss), output(loss), bool(spec.restarts)
+    if layout := layout_of(0, at, spec):
+        objective = at_positions(objective, layout)
     return BlockLearner(
         block,
-        Autograd(block, place_of(block, loss), objective, stacked, form.precision),
+        Autograd(block, at, objective, stacked, form.precision),
         OptimizerSteps() if form.micro_batch is None else BackwardSteps(),
         lambda: objective,
         spec.block_settings[0],
         parameters(0, spec.cuts),
         multi_label=loss is bce,
+        target=spec.target,
+        outputs=spec.classes,
         restarts=spec.restarts,
         layers=len(spec.layers),
         whole_net=True,
@@ -310,7 +335,8 @@ def _draw(
 ) -> Objective:
     """An objective for outputs of this shape; the tensors of several restarts are stacked."""
     form = spec.form
-    options |= {"loss": spec.loss, "device": form.device, "dtype": form.dtype}  # type: ignore
+    options |= {"loss": spec.loss, "numbers": spec.target.numbers}  # type: ignore[dict-item]
+    options |= {"device": form.device, "dtype": form.dtype}  # type: ignore[dict-item]
     keys = [Key(seed, block, step) for seed in form.seeds]
     objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]  # type: ignore
     if not spec.restarts:

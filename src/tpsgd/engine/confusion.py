@@ -164,7 +164,9 @@ def confusion(
         b                 1  1
     """
     total, cut = torch.zeros((), dtype=torch.long), cut_of(model)
-    for out, y in answers(model, data, batch_size):
+    for out, y, target in answers(model, data, batch_size):
+        if target.numbers:
+            raise TpsgdError("y has numbers, not classes: tpsgd.evaluate gives R² of them")
         predicted = out.max(1).indices if out.shape[1] > 1 else (out[:, 0] > cut).long()
         count = max(2, out.shape[1])
         pairs = _class_numbers(y) * count + predicted

@@ -1,84 +1,154 @@
-"""`evaluate`: the accuracy of a model."""
+"""`evaluate`: the accuracy of a model, or how well it fits numbers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tpsgd import losses
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import ProgressFunction
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
 from tpsgd.engine.sources.inputs import check_values, inputs, labels
 from tpsgd.engine.sources.loaders import as_source
-from tpsgd.losses import bce
-from tpsgd.maths.kernels.epoch_figures import hits
+from tpsgd.losses import IGNORED, Loss, bce
+from tpsgd.maths.kernels.epoch_figures import hits, moments_of, r_squared
 from tpsgd.nets.blocks import misfit
+from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
+from tpsgd.targets import Target, are_probabilities
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Any, *, batch_size: int = 1024, multi_label: bool | None = None
+    model: nn.Module,
+    data: Any,
+    *,
+    batch_size: int = 1024,
+    multi_label: bool | None = None,
+    loss: Loss | str | nn.Module | None = None,
 ) -> float:
-    """The share of samples that a model classifies correctly, between 0 and 1.
+    """The share of samples that a model classifies correctly, between 0 and 1; R² of numbers.
 
     Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
     counts), otherwise yes-or-no labels of several classes, all of which must be right (subset
     accuracy); `multi_label` overrides this guess. Yes-or-no outputs are cut at 0 for logits and at
-    0.5 after a Sigmoid. Samples are read as `fit` reads them: bytes are divided by 255.
+    0.5 after a Sigmoid. Any other numbers are compared with the outputs: R² is 1 for equal ones and
+    0 for outputs that are the mean, averaged over several outputs. With a label for every step or
+    pixel, each counts, those without a label (-100) left out. Samples are read as `fit` reads
+    them: bytes are divided by 255.
+
+    Args:
+        model: any module.
+        data: as for `fit`.
+        batch_size: samples per forward pass.
+        multi_label: whether float rows are yes-or-no labels of several classes.
+        loss: return the mean of this loss instead, as `fit` takes it.
 
     Examples:
         >>> model = nn.Linear(2, 2)
         >>> _ = model.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
         >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
         1.0
+        >>> evaluate(model, (torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]])), loss="mse")
+        0.25
     """
-    cut = cut_of(model)
-    samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
-    for out, y in answers(model, data, batch_size):
-        samples += len(y)
-        soft &= out.shape[1] > 1
-        soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
-        right_largest += hits(out, y, multi_label=False)
-        right_everywhere += hits(out - cut, y, multi_label=True)
-    soft = soft if multi_label is None else not multi_label
-    return int(right_largest if soft else right_everywhere) / samples
+    chosen, sums = losses.resolve(loss), Scores(cut_of(model))
+    for out, y, target in answers(model, data, batch_size, chosen):
+        if chosen is not None:
+            sums.add_loss(chosen, out, y)
+        elif target.numbers:
+            sums.add_numbers(out, y)
+        else:
+            sums.add_classes(out, y)
+    return sums.result(multi_label)
 
 
-def answers(model: nn.Module, data: Any, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The outputs of a model and the labels, batch by batch; a single output has float labels.
+class Scores:
+    """Sums over the samples of a data set, and what they come to."""
 
-    After the last batch, empty data and outputs that are NaN are errors.
+    def __init__(self, cut: float) -> None:
+        self.cut, self.samples, self.total = cut, 0, 0.0
+        self.right_largest: Any = 0  # by the largest entry of a row, and by every entry
+        self.right_everywhere: Any = 0
+        self.soft = True
+        self.moments: Tensor | None = None
+
+    def add_loss(self, loss: Loss, out: Tensor, y: Tensor) -> None:
+        self.total += float(loss.value(out, y)) * len(y)
+        self.samples += len(y)
+
+    def add_numbers(self, out: Tensor, y: Tensor) -> None:
+        moments = moments_of(out, y)
+        self.moments = moments if self.moments is None else self.moments + moments
+
+    def add_classes(self, out: Tensor, y: Tensor) -> None:
+        self.samples += len(y)
+        self.soft &= out.shape[1] > 1 and (not y.is_floating_point() or are_probabilities(y))
+        self.right_largest += hits(out, y, multi_label=False)
+        self.right_everywhere += hits(out - self.cut, y, multi_label=True)
+
+    def result(self, multi_label: bool | None) -> float:
+        """The mean loss, R², or the accuracy."""
+        if self.moments is not None:
+            return float(r_squared(self.moments))
+        if not isinstance(self.right_largest, Tensor):
+            return self.total / self.samples
+        soft = self.soft if multi_label is None else not multi_label
+        return int(self.right_largest if soft else self.right_everywhere) / self.samples
+
+
+def answers(
+    model: nn.Module, data: Any, batch_size: int, loss: Loss | None = None
+) -> Iterator[tuple[Tensor, Tensor, Target]]:
+    """The outputs of a model and the labels, batch by batch, a row for each label.
+
+    A single output has float labels. After the last batch, empty data and outputs that are NaN are
+    errors.
     """
-    form = form_for(model, batch_size)
+    form, maps = form_for(model, batch_size), ends_in_maps(model)
     samples, has_nan = 0, torch.zeros((), dtype=torch.bool, device=form.device)
     with modes_restored(model):
         net = connect(model).eval()
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
             out = output(net, x)
-            _refuse_numbers(y)
             samples += len(y)
             has_nan = has_nan | out.isnan().any()
-            if out.shape[1] == 1:
-                yield out, labels(y, bce, 1).to(out.dtype)
-            else:
-                yield out, labels(y, None, out.shape[1])
+            yield _rows(out, y, _target_of(y, loss, out, maps))
     if not samples:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
     if has_nan:
         raise not_a_number(model)
 
 
-def _refuse_numbers(y: Tensor) -> None:
-    if y.is_floating_point() and y.numel() and (y.min() < 0 or y.max() > 1):
-        raise TpsgdError(
-            f"y has float targets from {float(y.min()):.4g} to {float(y.max()):.4g}, and accuracy "
-            "is for classes: compute a loss of the outputs, for example "
-            "torch.nn.functional.mse_loss(model(x), y)"
-        )
+def _target_of(y: Tensor, loss: Loss | None, out: Tensor, maps: bool) -> Target:
+    """What labels are; of real numbers without a loss, by their values."""
+    target = Target.of(y, loss)
+    if y.is_floating_point() and (loss is None or loss.of_numbers) and y.numel():
+        yes_or_no = bool(((y == 0) | (y == 1)).all())
+        of_classes = yes_or_no or (y.dim() == 2 and y.shape[1] > 1 and are_probabilities(y))
+        target = replace(target, numbers=loss is not None or not of_classes)
+    return target.at(tuple(out.shape[1:]), maps)
+
+
+def _rows(out: Tensor, y: Tensor, target: Target) -> tuple[Tensor, Tensor, Target]:
+    """Outputs and labels, checked, with a row for each label."""
+    if target.positions:
+        y = labels(y, None, target.outputs(tuple(out.shape[1:])), False, target)
+        out = (out.movedim(1, -1) if target.channels_first else out).flatten(0, -2)
+        y = y.flatten(0, -2) if y.is_floating_point() else y.flatten().long()
+        if not y.is_floating_point():
+            out, y = out[y != IGNORED], y[y != IGNORED]
+        return out, y, target
+    if target.numbers:
+        return out, labels(y, None, out.shape[1], False, target).to(out.dtype), target
+    if out.shape[1] == 1:
+        return out, labels(y, bce, 1).to(out.dtype), target
+    return out, labels(y, None, out.shape[1]), target
 
 
 def form_for(model: nn.Module, batch_size: int) -> BatchForm:
@@ -99,12 +169,12 @@ def form_for(model: nn.Module, batch_size: int) -> BatchForm:
 
 
 def output(model: nn.Module, x: Any) -> Tensor:
-    """One number per class for each sample of a batch, or an error that says why not."""
+    """One number per class for each label of a batch, or an error that says why not."""
     try:
         out = model(x)
     except Exception as error:  # whatever a custom module may raise
         raise misfit(type(model).__name__, [model], x, error) from error
-    if not isinstance(out, Tensor) or out.dim() != 2:
+    if not isinstance(out, Tensor) or out.dim() < 2:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")
     return out

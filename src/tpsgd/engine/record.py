@@ -17,6 +17,7 @@ from tpsgd.engine.learners.learner import validate
 from tpsgd.engine.settings import EarlyStopping
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import depth
+from tpsgd.maths.kernels.epoch_figures import EpochFigures
 from tpsgd.objectives import Signal
 from tpsgd.saved import trained
 from tpsgd.train import Epoch, EpochEnd, Learner, Observer
@@ -27,7 +28,6 @@ SCALE_INPUTS = (
 )
 LARGE_INPUT = 1e3  # of a block whose loss broke: the likely reason
 COUNTED = "tpsgd.plan counts backprop's memory"
-Values = tuple[list[float], list[float] | None]  # losses and accuracies, one per restart
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,15 @@ def _memory_in_words(run: Run) -> str:
 
 def _table(run: Run) -> list[Sequence[str]]:
     """A row for each block of a run."""
-    rows: list[Sequence[str]] = [
-        ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")
-    ]
+    numbers = any(e.r2 is not None for e in run.history)
+    names = "block", "layer", "rule", "parameters", "learning", "epochs", "loss"
+    rows: list[Sequence[str]] = [(*names, "R²" if numbers else "accuracy")]
     for number, block in enumerate(run.blocks, 1):
         epochs = [e for e in run.history if e.block in (0, number)]
         loss = f"{epochs[-1].loss:.4g}" if epochs else "-"
-        accuracy = epochs[-1].accuracy if epochs else None
-        shown = "-" if accuracy is None else f"{accuracy:.1%}"
+        last = epochs[-1] if epochs else None
+        shown = "-" if last is None or last.accuracy is None else f"{last.accuracy:.1%}"
+        shown = f"{last.r2:.3f}" if last is not None and last.r2 is not None else shown
         info = block.name, block.rule, f"{block.parameters:,}", block.learning
         rows.append((str(number), *info, str(len(epochs)), loss, shown))
     return rows
@@ -229,7 +230,7 @@ class Recorder(Observer):
             run.sample_passes += end.samples * sum(x.layers for x in learning)
         self.computed(end.samples, depth(end.source))
         figures = {x: x.figures.collect(end.samples) for x in learning}
-        checks: dict[Any, Values] = {}
+        checks: dict[Any, EpochFigures] = {}
         if end.validation is not None:
             samples = validate(end.learners, end.validation, end.net.observers)
             checked = [x for x in learning if x.signal is Signal.LABEL]
@@ -242,7 +243,12 @@ class Recorder(Observer):
         return stopping | self._out_of_patience(end, figures | checks)
 
     def _write(
-        self, learner: Any, end: EpochEnd, figures: Values, check: Values | None, seconds: float
+        self,
+        learner: Any,
+        end: EpochEnd,
+        figures: EpochFigures,
+        check: EpochFigures | None,
+        seconds: float,
     ) -> bool:
         """One block's epoch, for every restart; whether a callback stops the block."""
         stop, number = False, learner.block.index + 1
@@ -250,11 +256,13 @@ class Recorder(Observer):
             record = Epoch(
                 block=0 if learner.whole_net else number,
                 epoch=end.number + 1,
-                loss=figures[0][r],
-                accuracy=figures[1][r] if figures[1] else None,
-                val_loss=check[0][r] if check else None,
-                val_accuracy=check[1][r] if check and check[1] else None,
+                loss=figures.losses[r],
+                accuracy=figures.accuracies[r] if figures.accuracies else None,
+                val_loss=check.losses[r] if check else None,
+                val_accuracy=check.accuracies[r] if check and check.accuracies else None,
                 seconds=seconds,
+                r2=figures.fits[r] if figures.fits else None,
+                val_r2=check.fits[r] if check and check.fits else None,
             )
             run.history.append(record)
             if any([callback(record) is True for callback in self.callbacks]):
@@ -273,9 +281,9 @@ class Recorder(Observer):
         problem = broken_loss(learner, f"{loss} in epoch {record.epoch}", advice)
         return TpsgdError(_joined(f"the {'validation ' * on_validation}{problem}", weights))
 
-    def _out_of_patience(self, end: EpochEnd, values: dict[Any, Values]) -> set[Learner]:
+    def _out_of_patience(self, end: EpochEnd, values: dict[Any, EpochFigures]) -> set[Learner]:
         """Blocks whose loss has not improved for long enough."""
-        losses = {x: sum(values[x][0]) for x in values}
+        losses = {x: sum(figures.losses) for x, figures in values.items()}
         last, stopping = end.learners[-1], set()
         for learner in losses:
             rule = learner.settings.early_stopping

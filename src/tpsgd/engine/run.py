@@ -65,13 +65,13 @@ def run_training(
                     torch.cuda.synchronize(device)
             for run in runs:  # with the seconds before a checkpoint
                 run.seconds = time.perf_counter() - net.recorder.began
+            if len(models) > 1:
+                unstack(net.spec.cuts, net.learners)
         for r, run in enumerate(runs):
             run.setup_seconds, run.model = began - started, models[r]
             _describe(run, r, net)
         for extension in extensions:
             runs = extension.finish(net, runs)
-    if len(models) > 1:
-        unstack(net.spec.cuts, net.learners)
     return runs
 
 

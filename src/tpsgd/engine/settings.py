@@ -16,9 +16,9 @@ from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
+from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.nets.cuts.balance import Blocks
 from tpsgd.nets.cuts.split import AUTO, LAYERS, Where
-from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Epoch, Net
 
@@ -206,7 +206,10 @@ class Settings:
         functions = isinstance(self.callbacks, (list, tuple)) and all(map(callable, self.callbacks))
         curve = callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)
         seed = isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
-        blocks = isinstance(self.blocks, (int, list, tuple, type(None))) or self.blocks in (AUTO, LAYERS)
+        blocks = isinstance(self.blocks, (int, list, tuple, type(None))) or self.blocks in (
+            AUTO,
+            LAYERS,
+        )
         progress = callable(self.progress) or isinstance(self.progress, bool | None)
         extends = hasattr(self.parallel, "prepare") and not isinstance(self.parallel, type)
         parallel = self.parallel is None or extends
@@ -231,9 +234,9 @@ class Settings:
 
     @property
     def where(self) -> Where:
-        """Where the model is cut; a solver needs blocks of one layer."""
+        """Where the model is cut; a solver of all blocks needs blocks of one layer."""
         where = Where(self.blocks, self.split_points, self.no_split)
-        solves = any(isinstance(o, SOLVERS) for o in listed(self.optimizer))
+        solves = isinstance(self.optimizer, SOLVERS)
         return replace(where, blocks=LAYERS) if solves and not where.chosen else where
 
     def within(self, **changes: Any) -> "Settings":

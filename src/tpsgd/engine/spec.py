@@ -22,15 +22,17 @@ from tpsgd.engine.settings import BlockSettings, Order, Settings
 from tpsgd.engine.solvers import SOLVERS, Ridge
 from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
-from tpsgd.engine.sources.loaders import first_samples
+from tpsgd.engine.sources.loaders import first_pair, first_samples
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, whole
-from tpsgd.nets.cuts.leaves import is_chain
 from tpsgd.nets.cuts.split import counts_of, joined, layers_of, verify
+from tpsgd.nets.layers import ends_in_maps
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
 from tpsgd.objectives import Place
-from tpsgd.rules import Rule, scale_of
+from tpsgd.rules import Rule
+from tpsgd.targets import CLASSES, Target
 from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop
@@ -54,6 +56,9 @@ class RunRequest:
     method: Method
     settings: Settings
     layers: list[list[Block]] = field(repr=False)
+    samples: Any = None  # a few
+    target: Target = CLASSES
+    scaling: Any = None  # of labels that are numbers: a function
 
     @property
     def model(self) -> nn.Module:
@@ -72,15 +77,20 @@ class RunRequest:
 
 
 def request(
-    models: list[nn.Module], data: Any, method: Method, settings: Settings, samples: Any = None
+    models: list[nn.Module],
+    data: Any,
+    method: Method,
+    settings: Settings,
+    samples: Any = None,
+    target: Target | None = None,
 ) -> RunRequest:
     """Cut the models, and choose order and optimizers; mistakes in the settings are refused.
 
-    That is before a model is moved to another device. `samples`: a few, in place of data.
+    That is before a model is moved to another device. `samples` and `target` are in place of data.
     """
     local, settings = not isinstance(method, Backprop), with_lengths(settings, data)
-    if data is not None and not all(map(is_chain, models)):
-        samples = first_samples(data)
+    if data is not None:
+        samples, target = first_pair(data, settings.loss)
     cut = partial(layers_of, samples=samples, no_split=settings.no_split)
     layers = [cut(model) if local else _layers(model, cut) for model in models]
     if not local:  # what needs blocks does not apply, and is not recorded
@@ -91,7 +101,7 @@ def request(
     folder = settings.memory.reuse
     if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
         raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-    return RunRequest(models, data, method, settings, layers)
+    return RunRequest(models, data, method, settings, layers, samples, target or CLASSES)
 
 
 def completed(method: Method, layers: list[Block], settings: Settings) -> Settings:
@@ -126,21 +136,14 @@ class RunSpec:
     classes: int
     largest_product: int  # multiply-adds of one sample in the largest layer, of all restarts
     sample: tuple[tuple[int, ...], torch.dtype] | None = None  # None: sequences differ in length
+    several: dict[Any, Any] = field(default_factory=dict)  # of several inputs, as `ModelInputs`
+    target: Target = CLASSES
+    scaling: Any = None
 
     @property
     def blocks(self) -> list[Block]:
         """The blocks of the first model."""
         return self.cuts[0]
-
-    @property
-    def classifier(self) -> str:
-        """A rule that classifies in hidden blocks, although the loss takes any numbers; or "".
-
-        With a loss other than `mse`, a readout lowers that loss, and nothing is classified.
-        """
-        rules = [r for r in self.rules[:-1] if self.loss is mse or scale_of(r) is None]
-        names = (r.name for r in rules if r.classifies and self.loss.of_numbers)
-        return next(names, "")
 
     @property
     def restarts(self) -> int | None:
@@ -170,24 +173,32 @@ def specify(
     if isinstance(method, Backprop):
         _refuse_solver(settings)
         cuts = [[whole(in_segments(model, method.segments, x))] for model in models]
-        rules, loss = [], settings.loss or cross_entropy
+        rules, loss = [], settings.loss or (mse if request.target.numbers else cross_entropy)
     else:
         samples = replace(form, precision=None)(x)
         counts = counts_of(layers, settings.where, samples)
         cuts = [joined(each, counts) for each in request.layers]
         layers = cuts[0]
         rules = rules_for(method, layers, settings.order)
-        loss = settings.loss or rules[-1].loss
+        loss = settings.loss or (mse if request.target.numbers else rules[-1].loss)
     block_settings = settings.per_block(len(cuts[0]))
     with products_of_layers() as products:
         sizes = sizes_of(cuts[0], x, settings, form)
     if local and layers[0].of_class and check is not None:
         verify(models[0], cuts[0], replace(form, precision=None)(x))
-    classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
+    output = sizes[-1][Place.END]
+    target = request.target.at(output, ends_in_maps(models[0]))
+    classes = target.outputs(output)
+    if loss.of_numbers and classes == 1 and not target.numbers and not target.rows:
+        target = replace(target, numbers=True)  # whole numbers
+    _refuse_comparing(rules, target)
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
     parts = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
-    return RunSpec(method, settings, *parts)
+    several = x.forms if isinstance(x, ModelInputs) else {}
+    scaling = request.scaling if target.numbers else None
+    more = {"several": several, "target": target, "scaling": scaling}
+    return RunSpec(method, settings, *parts, **more)
 
 
 def _one_block(settings: Settings, layers: list[Block]) -> bool:
@@ -391,12 +402,12 @@ def _in_chunks(first: Block, x: Any, settings: Settings) -> bool:
     return x.dim() == 3 or (x.dim() == 2 and _tokens(first) > 1 and not x.is_floating_point())
 
 
-def classes_of(shape: tuple[int, ...], block: Block) -> int:
-    """The number of classes: the outputs of the last block."""
-    if len(shape) != 1:
-        raise TpsgdError(
-            f"the last block ({block}) must give one number per class, shape (batch, classes), but "
-            f"gives (batch, {', '.join(map(str, shape))}); end the model with pooling or "
-            "nn.Flatten() and an nn.Linear"
-        )
-    return shape[0]
+def _refuse_comparing(rules: list[Rule], target: Target) -> None:
+    """Refuse rules that compare samples of a class, where there are no such samples."""
+    for rule in rules[:-1]:
+        if rule.compares and (target.numbers or target.positions):
+            labels = "numbers" if target.numbers else "classes of every position"
+            raise TpsgdError(
+                f"{rule.name} compares samples of a class, and the labels are {labels}: choose "
+                "another rule, such as readout"
+            )

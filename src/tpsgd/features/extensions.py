@@ -18,6 +18,7 @@ from tpsgd.features.checkpoints import Checkpoints
 from tpsgd.features.last_good import LastGoodWeights
 from tpsgd.features.memory_choice import memory_choice
 from tpsgd.features.progress_bar import bar_unless
+from tpsgd.features.target_scaling import StandardisedTargets
 from tpsgd.memory.budget import within_budget
 from tpsgd.memory.meter import Meter, tensor_bytes
 from tpsgd.train import Net, Source
@@ -27,6 +28,7 @@ def features_of(settings: Settings) -> list[Extension]:
     """The extensions of a run; observers come before the meter, which pauses while they work."""
     budget, parallel = settings.memory.budget, settings.parallel
     optional = [
+        StandardisedTargets(),
         LastGoodWeights(),
         None if budget is None else Budget(),
         Changes() if settings.callbacks and parallel is None else None,
@@ -49,7 +51,7 @@ class Budget(Extension):
                 "out, or take memory=tpsgd.Memory(micro_batch=8), which needs less"
             )
         arguments = request.model, request.data, request.method, request.settings
-        return replace(request, settings=within_budget(*arguments))
+        return replace(request, settings=within_budget(*arguments, request.target))
 
 
 class ProgressShown(Extension):

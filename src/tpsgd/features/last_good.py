@@ -121,7 +121,7 @@ def gives_numbers(end: EpochEnd) -> bool:
     for learner in learners:
         learner.figures.collect(1)
     samples = validate(end.learners, _FirstBatch(end.source), end.net.observers)
-    losses = [loss for x in learners for loss in x.figures.collect(max(1, samples))[0]]
+    losses = [loss for x in learners for loss in x.figures.collect(max(1, samples)).losses]
     return all(map(math.isfinite, losses))
 
 

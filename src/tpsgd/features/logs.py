@@ -90,7 +90,7 @@ def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> F
         ...     _ = tpsgd.fit(model, (x, y), epochs=2, callbacks=[log])
         ...     lines = Path(f"{folder}/log.csv").read_text().splitlines()
         >>> lines[0], len(lines)
-        ('block,epoch,loss,accuracy,val_loss,val_accuracy,seconds', 3)
+        ('block,epoch,loss,accuracy,val_loss,val_accuracy,seconds,r2,val_r2', 3)
     """
     return FileLog(file, append=append, overwrite=overwrite)
 

@@ -85,7 +85,8 @@ def _case(net: Net, settings: Settings) -> tuple[Inputs, Settings] | None:
             return None
         settings, samples = replace(settings, batch_size=batch_size), 2 * batch_size
     plain = replace(settings, validation=None, callbacks=(), progress=None, checkpoint=None)
-    return Inputs(*spec.sample, samples), settings_of_backprop(plain)
+    inputs = Inputs(*spec.sample, samples, spec.several, spec.target)
+    return inputs, settings_of_backprop(plain)
 
 
 def _why(net: Net, in_turn: bool, settings: Settings) -> str:

@@ -45,10 +45,12 @@ def auxiliary(
     site: Site, channels: int, kernels: tuple[int, ...], side: int, share: float
 ) -> Objective:
     """Readable by a small net, on maps of at most `side` cells a side, and similar in a class."""
+    if site.numbers:  # which are not alike or different
+        share = 0.0
     space = site.shape[1:] if site.maps else ()
     grid = tuple(cells_a_side(n, side) for n in space)
     last = tuple(min(n, _LAST) for n in grid)
-    local = bce if site.loss is bce else cross_entropy
+    local = site.loss if site.numbers or site.loss is bce else cross_entropy
     net = _Net(grid, last, local, site.classes, share)
     return Objective(
         net.loss,

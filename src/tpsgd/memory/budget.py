@@ -19,6 +19,7 @@ from tpsgd.engine.sources.loaders import RAGGED_UNCUT, count_samples, first_samp
 from tpsgd.maths.random import SORTED
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, two_lengths
 from tpsgd.nets.padded import Padded
+from tpsgd.targets import Target
 from tpsgd.train import sequential
 
 SLICES = 2, 4, 8  # of a weight's gradient
@@ -28,7 +29,9 @@ SMALLEST = 8  # samples of a micro-batch in low memory: fewer save little and ta
 SPARE = 16 << 10  # bytes of a GPU that a rehearsal may miss
 
 
-def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) -> Settings:
+def within_budget(
+    model: nn.Module, data: Any, rule: Any, settings: Settings, target: Target
+) -> Settings:
     """The settings that keep within the budget on this data."""
     x, batch_size = _peek(data, settings.batch_size)
     if isinstance(x, Padded):
@@ -37,7 +40,7 @@ def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) ->
         raise TpsgdError(RAGGED_UNCUT)
     data_sets = [data] if settings.validation is None else [data, settings.validation]
     samples = sum(map(count_samples, data_sets))
-    inputs, reserved = Inputs.of(x, samples), 0
+    inputs, reserved = Inputs.of(x, samples, target), 0
     if is_stream(data):  # a loader's batches, this one and the next, and the labels of all samples
         reserved = 2 * batch_size * x[0].nbytes + 3 * 8 * samples
     return within(model, inputs, rule, replace(settings, batch_size=batch_size), reserved)

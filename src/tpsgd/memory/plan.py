@@ -21,6 +21,7 @@ from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, nam
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
 from tpsgd.engine.sources.inputs import inputs as as_inputs
+from tpsgd.engine.sources.inputs import tensor
 from tpsgd.engine.spec import completed
 from tpsgd.memory.budget import within
 from tpsgd.memory.meter import PARTS, Stage
@@ -35,6 +36,7 @@ from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
+from tpsgd.targets import CLASSES, Target
 from tpsgd.train import sequential, simultaneous
 
 MICRO_BATCH = 8  # samples, unless the planned run has another micro-batch
@@ -157,6 +159,7 @@ def plan(
     rule: Rule | Sequence[Rule] | None = None,
     samples: int = 0,
     dtype: torch.dtype | None = None,
+    y: Any = None,
     others: bool = True,
     ranks: int | None = None,
     **settings: Any,
@@ -175,6 +178,7 @@ def plan(
         samples: number of samples, validation included; reused inputs are counted from it, and the
             default batch size follows from it (0: unknown, 128).
         dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
+        y: a few labels, unless each sample has one class: numbers, or labels per step or pixel.
         others: also plan the other order, backprop, backprop with activation checkpointing (in
             the number of segments that saves most), backprop and this way in micro-batches of 8
             (this way without kept inputs), and training only the last layer. If this way has
@@ -200,7 +204,7 @@ def plan(
     """
     rule = resolve(rule)
     chosen = Settings.of("plan", settings)
-    inputs = _inputs(model, input_shape, dtype, samples, chosen)
+    inputs = _inputs(model, input_shape, dtype, samples, y, chosen)
     blocks = layers_of(model, inputs.blank(1, torch.device("meta")), chosen.no_split)
     recurrent = any(block.recurrent for block in blocks)
     chosen = with_lengths_for(chosen, samples)
@@ -233,19 +237,25 @@ def plan(
 
 
 def _inputs(
-    model: nn.Module, shape: Any, dtype: torch.dtype | None, samples: Any, settings: Settings
+    model: nn.Module,
+    shape: Any,
+    dtype: torch.dtype | None,
+    samples: Any,
+    y: Any,
+    settings: Settings,
 ) -> Inputs:
     """What samples will look like; mistakes that `fit` would learn of from its data are refused."""
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
     if settings.device is not None and not str(settings.device).startswith("cuda"):
         resolve_device(settings.device)
+    target = CLASSES if y is None else Target.of(tensor(y, "y"), settings.loss)
     if isinstance(shape, (Tensor, np.ndarray, Mapping, ModelInputs)):
-        return Inputs.of(as_inputs(shape), samples)
+        return Inputs.of(as_inputs(shape), samples, target)
     if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
         text = shorten(repr(shape), 40)
         raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
-    return Inputs(tuple(shape), dtype or _dtype(model, shape), samples)
+    return Inputs(tuple(shape), dtype or _dtype(model, shape), samples, {}, target)
 
 
 def _other_ways(

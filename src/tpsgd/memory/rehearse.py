@@ -52,6 +52,7 @@ from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.unrolled import FIRST_FEW, WINDOW, steps_without_traces
 from tpsgd.objectives import Place
 from tpsgd.projections import make_tables
+from tpsgd.targets import CLASSES, Target
 from tpsgd.train import Net, sequential
 
 MANY = 1 << 20  # samples, where their number is unknown
@@ -72,13 +73,13 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     samples: int = 0  # 0: unknown
     several: Mapping[str | int, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    target: Target = CLASSES
 
     @classmethod
-    def of(cls, x: Any, samples: int = 0) -> "Inputs":
+    def of(cls, x: Any, samples: int = 0, target: Target = CLASSES) -> "Inputs":
         """Those that a few samples show."""
-        several = x.tensors.items() if isinstance(x, ModelInputs) else ()
-        each = {name: (tuple(t.shape[1:]), t.dtype) for name, t in several}
-        return cls(tuple(x.shape[1:]), x.dtype, samples, each)
+        several = x.forms if isinstance(x, ModelInputs) else {}
+        return cls(tuple(x.shape[1:]), x.dtype, samples, several, target)
 
     def blank(self, samples: int, device: torch.device) -> Any:
         """Samples without numbers."""
@@ -206,7 +207,8 @@ def _rehearse(
     make_tables()  # they must be real tensors
     mode = QuickFakeMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
-    asked = request([fake], None, method, settings, inputs.blank(1, torch.device("meta")))
+    blank = inputs.blank(1, torch.device("meta"))
+    asked = request([fake], None, method, settings, blank, inputs.target)
     for module in overwriting(fake, asked.layers[0]) if asked.local else []:  # as in `fit`
         module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
@@ -280,8 +282,10 @@ def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     line = backprop_line(spec, x, inputs.samples)
     learners = make_learners(spec, asked.method, settings, inputs.samples, line)
     loss, dtype, form = spec.loss, next(model.parameters()).dtype, spec.form
-    shape = (samples, spec.classes) if loss is bce else (samples,)
-    y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
+    rows, shape = inputs.target.rows or loss is bce, inputs.target.shape
+    shape = (spec.classes,) if rows and not shape else shape
+    y = torch.empty(samples, *shape, dtype=dtype if rows else torch.long, device=device)
+    y = spec.target.canonical(y)
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
     memory = settings.memory
     reuse = None if memory.reuse is None else bool(memory.reuse)

@@ -20,7 +20,6 @@ from tpsgd.nets.padded import SequenceLayer, through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.objectives import IDLE, LossAndGrads, Objective, Place, over_dimension
 
-
 INPUTS: Any = "the model's inputs"  # among the values of a forward pass
 THROUGH_TIME = "autograd through time"
 

@@ -26,7 +26,7 @@ from tpsgd.maths.kernels.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.cuts.balance import Footprint
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
-from tpsgd.nets.model_inputs import Called, ModelInputs
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded, SequenceLayer, through
 from tpsgd.nets.recurrent import flat_modules

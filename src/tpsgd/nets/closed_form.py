@@ -34,7 +34,7 @@ class Saved(NamedTuple):
     layer_out: Tensor  # before the batch norm, if there is one
     stats: tuple[Tensor, ...] = ()  # the batch norm's mean and inverse deviation
     output: Sequence[Tensor] = ()  # a list, for the block's output once it has been computed
-    inputs: ModelInputs | None = None  # of a model whose blocks read them
+    inputs: Any = ()  # of a model whose blocks read them: `ModelInputs`
 
 
 class ClosedForm:
@@ -77,7 +77,7 @@ class ClosedForm:
 
     def forward(self, params: Params, x: Any) -> Saved:
         """From the block's input to the activation's output."""
-        x, inputs = apply(self.block.prologue, x, self.precision), None
+        x, inputs = apply(self.block.prologue, x, self.precision), ()
         if isinstance(x, ModelInputs):
             x, inputs = x.data, x.without_activation()
         weight, bias = self._weights(params)
@@ -141,7 +141,8 @@ class ClosedForm:
             output = apply(self.block.tail, saved.y, self.precision)
             if isinstance(saved.output, list):
                 saved.output.append(output)
-        return output if saved.inputs is None else saved.inputs.with_activation(output)
+        carried = isinstance(saved.inputs, ModelInputs)
+        return saved.inputs.with_activation(output) if carried else output
 
     def _weights(self, params: Params, offset: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the layer (offset 0) or the norm (1): given, or the module's own."""

@@ -90,6 +90,13 @@ def gives_maps(layer: nn.Module) -> bool:
     return not attention and any(isinstance(m, nn.modules.conv._ConvNd) for m in modules)
 
 
+def ends_in_maps(model: nn.Module) -> bool:
+    """Whether a model's last layer is a convolution, so that its outputs come channels first."""
+    weighted = [m for m in model.modules() if getattr(m, "weight", None) is not None]
+    layers = [m for m in weighted if isinstance(m.weight, Tensor) and m.weight.dim() > 1]
+    return bool(layers) and isinstance(layers[-1], nn.modules.conv._ConvNd)
+
+
 def zero_padding(layer: Any) -> list[int] | None:
     """Zeros on either side of each dimension; None for padding of another kind."""
     if layer.padding_mode != "zeros":

@@ -83,6 +83,11 @@ class ModelInputs:
         return model(*(self.tensors[i] for i in numbers), **named)
 
     @property
+    def forms(self) -> dict[str | int, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape of one sample's tensors, and their number formats."""
+        return {name: (tuple(t.shape[1:]), t.dtype) for name, t in self.tensors.items()}
+
+    @property
     def data(self) -> Tensor:
         """The activation; before there is one, the first tensor."""
         return next(iter(self.tensors.values())) if self.activation is None else self.activation

@@ -11,6 +11,7 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.losses import Loss
+from tpsgd.targets import Target
 
 
 class Classes:
@@ -77,7 +78,8 @@ class Classes:
     def indices(self, y: Any, loss: Loss | None = None, new: Sequence[Any] = ()) -> Tensor:
         """The index of each label, with the new classes after the old ones; float rows, checked."""
         if is_rows(y) or not self.named:
-            return labels(tensor(y, "y"), loss, len(self) + len(new), complete=False)
+            y = tensor(y, "y")
+            return labels(y, loss, len(self) + len(new), False, Target.of(y, loss))
         position = {name: i for i, name in enumerate([*self.names, *new])}
         return torch.tensor([position[label] for label in plain(y)], dtype=torch.long)
 

@@ -35,6 +35,7 @@ from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overl
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule
 from tpsgd.saved.expected import check_number, check_tensor
+from tpsgd.targets import CLASSES, Target
 
 State = dict[str, Any]
 
@@ -45,6 +46,7 @@ class OnlineNet:
     def __init__(self, model: nn.Module, rule: Rule | Sequence[Rule], settings: Settings) -> None:
         self.model, self.rule, self.settings = model, rule, settings
         self.learners: list[Any] = []  # none before the first batch
+        self.target = CLASSES  # what labels are
         self.state: State | None = None  # of earlier learners, to go on with
         self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
 
@@ -114,6 +116,7 @@ class OnlineNet:
 
     def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> None:
         """Learners for such batches, calibrated to this one or with the state of earlier ones."""
+        self.target = Target.of(labels, self.settings.loss)
         learners = self._assemble(x, device)
         if self.state is not None:
             self._go_on(learners, self.state)
@@ -126,7 +129,7 @@ class OnlineNet:
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
         """Learners that have not started."""
         ragged = isinstance(x, Padded)
-        asked = request([self.model], None, self.rule, self.settings)
+        asked = request([self.model], None, self.rule, self.settings, x[:2], self.target)
         self.spec = specify(asked, x[:2], ragged, device, check_values)
         _check_solvers(self.spec)
         learners = make_learners(self.spec, self.rule, self.settings, samples=0)
@@ -141,7 +144,7 @@ class OnlineNet:
 
     def _arrays(self, x: Any, labels: Tensor) -> ArraySource:
         spec = self.spec
-        expected = spec.form, spec.loss, spec.classes, False, spec.classifier
+        expected = spec.form, spec.loss, spec.classes, False, spec.target
         source = as_source((x, labels), *expected)
         assert isinstance(source, ArraySource)
         return source
@@ -151,7 +154,7 @@ class OnlineNet:
             if not learner.learning:
                 continue
             learner.figures.keep()
-            loss = learner.figures.collect(samples)[0][0]
+            loss = learner.figures.collect(samples).losses[0]
             if not math.isfinite(loss):
                 return f"the {broken_loss(learner, loss)}"
         return ""

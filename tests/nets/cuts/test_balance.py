@@ -8,8 +8,8 @@ from helpers import mlp
 from torch import nn
 
 from tpsgd import Recurrent, TpsgdError, split
-from tpsgd.nets.cuts.balance import TIE, Footprint, _peaks, layers_per_block
 from tpsgd.nets.blocks import footprints
+from tpsgd.nets.cuts.balance import TIE, Footprint, _peaks, layers_per_block
 
 
 def prints(*sizes):

@@ -70,9 +70,11 @@ def trained(name, train, **settings):
         if isinstance(m, nn.modules.dropout._DropoutNd) or hasattr(m, "drop_rate"):
             m.p = m.drop_rate = 0.0  # masks are drawn in another order
     x = samples(24)
-    x = {k: t.double() if t.is_floating_point() else t for k, t in x.items()} if isinstance(
-        x, dict
-    ) else x
+    x = (
+        {k: t.double() if t.is_floating_point() else t for k, t in x.items()}
+        if isinstance(x, dict)
+        else x
+    )
     run = train(
         model, (x, torch.arange(24) % 4), epochs=2, batch_size=8, lr=0.05,
         optimizer=tpsgd.sgd, **settings,

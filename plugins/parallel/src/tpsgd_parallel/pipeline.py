@@ -159,7 +159,7 @@ def _chosen(request: RunRequest, ranks: int) -> list[int]:
     """The stages that the plan balances."""
     with torch.random.fork_rng():
         x = first_samples(request.data)
-    inputs = Inputs(tuple(x.shape[1:]), x.dtype, count_samples(request.data))
+    inputs = Inputs.of(x, count_samples(request.data), request.target)
     return plan_pipeline(request.model, inputs, request.method, request.settings, ranks).stages
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver
 from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums
+from tpsgd.maths.kernels.epoch_figures import EpochFigures
 from tpsgd_parallel.gradient_sums import GradientSums, Message
 from tpsgd_parallel.ranks import Ranks
 from tpsgd_parallel.shares import EMPTY
@@ -27,15 +28,17 @@ class SummedFigures:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.figures, name)
 
-    def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
-        """Mean loss and accuracy over the samples of all ranks."""
+    def collect(self, samples: int) -> EpochFigures:
+        """The figures of the samples of all ranks."""
         figures = self.figures
         figures.count_stored()
         classifies = torch.tensor(float(figures.classifies), device=figures.loss.device)
-        sums = torch.stack([t.double() for t in (figures.loss, figures.correct, classifies)])
-        loss, correct, classifying = self.ranks.add_up(sums)
-        figures.loss.copy_(loss)
-        figures.correct.copy_(correct)
+        counts = [figures.loss, figures.correct, figures.counted]
+        counts += [] if figures.moments is None else [figures.moments]
+        sums = torch.cat([t.double().flatten() for t in (classifies, *counts)])
+        classifying, *sums = self.ranks.add_up(sums).split([1, *(t.numel() for t in counts)])
+        for count, total in zip(counts, sums, strict=True):
+            count.copy_(total.view(count.shape))
         figures.classifies = bool(classifying > 0)
         return figures.collect(samples)
 

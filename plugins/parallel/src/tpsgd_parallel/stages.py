@@ -18,9 +18,9 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import Ridge
 from tpsgd.engine.spec import completed, rules_for
-from tpsgd.nets.cuts.balance import TIE, cheapest_cut
 from tpsgd.memory.plan import short
 from tpsgd.memory.rehearse import Inputs, rehearse
+from tpsgd.nets.cuts.balance import TIE, cheapest_cut
 from tpsgd.nets.cuts.split import counts_of, joined, layers_of
 from tpsgd.train import sequential, simultaneous
 

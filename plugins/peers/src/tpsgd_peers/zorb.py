@@ -29,7 +29,6 @@ from tpsgd.engine.fit import fit_models
 from tpsgd.engine.record import Run
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.loaders import first_samples
-from tpsgd.engine.spec import classes_of
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, shapes
 from tpsgd.nets.cuts.leaves import leaves_of
@@ -38,6 +37,7 @@ from tpsgd.nets.modes import evaluating
 from tpsgd.nets.precision import without_autocast
 from tpsgd.objectives import Objective, Place, Site, l2
 from tpsgd.rules import Rule
+from tpsgd.targets import CLASSES
 from tpsgd_peers.inverses import BOUNDED, Unscale, check_invertible, inverse
 from tpsgd_peers.settings import peer_settings
 
@@ -127,7 +127,8 @@ def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Unscale]
     `x` is one sample: the inverses need the shapes that it has on the way through the net.
     """
     modules = check_model(blocks)
-    classes = classes_of(shapes(blocks, x)[-1][Place.END], blocks[-1])
+    output = shapes(blocks, x)[-1][Place.END]
+    classes = CLASSES.at(output, False).outputs(output)
     if classes < 2:
         raise TpsgdError(
             "ZORB needs an output for each class, and the last layer has one: give it 2"

@@ -11,27 +11,21 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.optimizers import OptimizerFactory
 from tpsgd.engine.sources.inputs import tensor
-from tpsgd.losses import Loss, mse
+from tpsgd.losses import mse
 from tpsgd.rules import Rule
 from tpsgd_sklearn.perceptron import Perceptron
-
-# Not `mse` itself, with which the labels are classes and `readout` has a local classifier: with
-# this loss, the local loss of `readout` is squared, too.
-squared_error = Loss("squared_error", mse.link, mse.value)
-OF_CLASSES = ("predsim", "auxiliary")  # rules that need classes
-
 
 class TPSGDRegressor(RegressorMixin, Perceptron):
     """A multi-layer perceptron that learns block by block, as a scikit-learn regressor.
 
-    Targets are scaled to mean 0 and deviation 1 and take the place of the labels: `readout` reads
-    them out of every hidden layer through fixed random weights, by squared error; other rules get
-    them as projected targets P y*. `readout` and `dfa` are the rules that beat random hidden
+    It is `tpsgd.fit` on labels that are numbers: they are standardised, `readout` reads them out of
+    every hidden layer through fixed random weights, by squared error, and other rules get them as
+    projected targets P y*. `readout` and `dfa` are the rules that beat random hidden
     layers. `readout-learned`, elsewhere the default, was no better here.
 
     Args:
         hidden: the widths of the hidden layers; `()` is linear regression.
-        rule: how hidden layers learn, as for `TPSGDClassifier`; not `predsim` and `auxiliary`.
+        rule: how hidden layers learn, as for `TPSGDClassifier`; not `predsim`.
         activation: as for `TPSGDClassifier`, and so are the other settings.
         epochs: the most passes over the samples for each layer.
         batch_size: samples per step.
@@ -48,11 +42,11 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
             seconds.
 
     Attributes:
-        model_: the trained `nn.Sequential`, whose outputs are scaled targets.
+        model_: the trained `nn.Sequential`, whose outputs are the targets.
         run_: the record of the last call, a `tpsgd.Run`.
         n_iter_: the most epochs that a layer has taken.
-        mean_, scale_: of the targets: mean and deviation. A target that is the same in all samples
-            has the deviation 0 and is predicted as it is.
+        constants_: of targets that are the same in all samples, this number, else NaN: they are
+            predicted as they are.
 
     Examples:
         >>> from sklearn.datasets import make_friedman1
@@ -97,38 +91,35 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         """
         warm = self.warm_start and hasattr(self, "model_")
         X, y = self._samples(X, y, not warm, multi_output=True, y_numeric=True)
-        if (rule := self._rule()).name in OF_CLASSES:
-            raise TpsgdError(f"{rule.name} needs classes: choose another rule, such as readout")
         rows = y.astype(np.float64).reshape(len(y), -1)
         if warm and rows.shape[1] != self._layers()[-1].out_features:
             raise TpsgdError("y has another number of targets than before: set warm_start=False")
         if not warm:
             self._one_target = y.ndim == 1
-            self.mean_, self.scale_ = _mean_and_scale(rows)
+            self.constants_ = _constants(rows)
             self._start(rows.shape[1], X.dtype)
-        elif (rows != self.mean_)[:, self.scale_ == 0].any():
+        elif (rows != self.constants_)[:, ~np.isnan(self.constants_)].any():
             raise TpsgdError("y had the same value in all samples before: set warm_start=False")
-        rows = (rows - self.mean_) / np.where(self.scale_ > 0, self.scale_, 1.0)
-        self._train([X, rows], rule, squared_error)
+        self._train([X, rows], self._rule(), mse)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """The target of each sample."""
-        outputs = self._predictions(X).numpy() * self.scale_ + self.mean_
+        outputs = self._predictions(X).double().numpy()
+        outputs = np.where(np.isnan(self.constants_), outputs, self.constants_)
         return outputs[:, 0] if self._one_target else outputs
 
     def _data(self, *arrays: Any) -> tuple[Tensor, Tensor]:
         dtype = self._layers()[-1].weight.dtype
-        return tensor(arrays[0], "X").to(dtype), torch.from_numpy(arrays[1]).to(dtype)
+        return tensor(arrays[0], "X").to(dtype), torch.from_numpy(arrays[1])
 
 
-def _mean_and_scale(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the deviation of each target, without rounding for a constant one."""
+def _constants(rows: np.ndarray) -> np.ndarray:
+    """The targets that are the same in all samples; NaN for the others."""
     with np.errstate(over="ignore", invalid="ignore"):
-        mean, scale = rows.mean(0), rows.std(0)
-    if not (np.isfinite(mean) & np.isfinite(scale)).all():
-        raise TpsgdError(
-            f"y has numbers of up to {np.abs(rows).max():.3g}, too large for a deviation: divide y"
-        )
-    constant = (rows == rows[0]).all(0)
-    return np.where(constant, rows[0], mean), np.where(constant, 0.0, scale)
+        if not np.isfinite(rows.std(0)).all():
+            raise TpsgdError(
+                f"y has numbers of up to {np.abs(rows).max():.3g}, too large for a deviation: "
+                "divide y"
+            )
+    return np.where((rows == rows[0]).all(0), rows[0], np.nan)

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsgd import losses
 from tpsgd.engine.fast.cuda_graphs import library_modules_only
 from tpsgd.engine.fast.tape import Recording, Tape, record
 from tpsgd.engine.learners.optimizers import has_curve
 from tpsgd.engine.sources.batches import ArraySource, SampleBatch, ThroughBlocks
-from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.nets.autograd import Autograd
 from tpsgd.train import Source, Step
 
 WARM_UP = 2  # plain steps first: an optimizer makes its state in them, and memory is measured
 WORTH_IT = 24  # steps that a recording must be used for
-LOSSES = (None, mse, cross_entropy, bce)
+LOSSES = (None, *losses.ALL.values())
 LONGEST = 4000  # operators of a step; more would be a long program, and little of it is overhead
 
 

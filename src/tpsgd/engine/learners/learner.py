@@ -25,6 +25,7 @@ from tpsgd.nets.padded import through
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Signal
+from tpsgd.targets import CLASSES, Target
 from tpsgd.train import Batch, Learner, Source, Step, step
 
 Gradient = ClosedForm | Autograd | Stacked | Unrolled
@@ -34,7 +35,7 @@ class BlockLearner(Learner):
     """A block with its objective, its gradient and its updater.
 
     `draw` makes the objective when the block begins to learn; its class codes are dropped when it
-    stops. `widest` is the most bytes that one sample takes anywhere in the block. `layers` counts
+    stops. `outputs` are the classes, or the numbers of a label. `widest` is the most bytes that one sample takes anywhere in the block. `layers` counts
     the layers that learn in it: under backprop, those of the whole net.
     """
 
@@ -49,6 +50,8 @@ class BlockLearner(Learner):
         *,
         signal: Signal = Signal.LABEL,
         multi_label: bool = False,
+        target: Target = CLASSES,
+        outputs: int = 0,
         restarts: int | None = None,
         trains: bool = True,
         widest: int = 0,
@@ -71,6 +74,7 @@ class BlockLearner(Learner):
         first = next(iter(self.params.values()), torch.empty(0))
         self.figures = Figures(first.device, restarts)
         self.figures.multi_label = multi_label
+        self.figures.expect(target, outputs)
         self.version = 0  # changes with everything that a recorded step cannot follow
 
     @property

@@ -24,6 +24,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.sources.batches import DerivedSource
 from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.maths.random import Key, splitmix64, streams_of
+from tpsgd.nets.model_inputs import ModelInputs
 
 BITS = 24  # of a random number: the precision of a float32
 AT_A_TIME = 1 << 16  # random numbers that are computed in one call

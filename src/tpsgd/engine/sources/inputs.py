@@ -11,9 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.engine.sources.batches import BatchForm
-from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.losses import IGNORED, Loss, bce, cross_entropy
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
+from tpsgd.targets import CLASSES, Target, are_probabilities
 
 LABELS = ("labels", "label", "targets", "target", "y")  # in a batch that is a dict
 PART = 256 * 2**10  # bytes of x that are checked in one call
@@ -38,7 +39,8 @@ def inputs(values: Any) -> Tensor | Padded | ModelInputs:
         return values.checked().with_finite_padding()
     if isinstance(values, ModelInputs):
         return values
-    if isinstance(values, (Mapping, tuple)):
+    several = isinstance(values, tuple) and not isinstance(values, PackedSequence)
+    if several or isinstance(values, Mapping):
         named = isinstance(values, Mapping)
         pairs: Any = values.items() if named else enumerate(values)
         tensors = {name: tensor(value, f"x[{name!r}]") for name, value in pairs}
@@ -140,12 +142,31 @@ def check_finite(x: Tensor, name: Callable[[int], str] = "sample {}".format) -> 
             raise TpsgdError(f"x contains NaN or infinity (first in {name(first)})")
 
 
-def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
+def labels(
+    y: Tensor,
+    loss: Loss | None,
+    classes: int | None,
+    complete: bool = True,
+    target: Target = CLASSES,
+) -> Tensor:
     """Labels as indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
 
     Indices stay in their integer type (booleans become bytes): nothing is copied. `complete`:
-    these are all labels, so a class without any gives a warning.
+    these are all labels, so a class without any gives a warning. With positions, the steps or
+    pixels that have a label each come after the samples.
     """
+    if target.numbers or target.positions:
+        y = _placed(y, target)
+        if target.numbers and y.shape[-1] != classes:
+            given, outputs = y.shape[-1], f"{classes} output{'s' * (classes != 1)}"
+            raise TpsgdError(
+                f"the model has {outputs}, and y has {given} number{'s' * (given != 1)} for each "
+                "sample: give it as many; class labels must be whole numbers (an integer type)"
+            )
+        if target.positions and not y.is_floating_point():
+            return _of_positions(y, classes, complete and loss is not None)
+        if target.positions:
+            return labels(y.flatten(0, -2), loss, classes, False).view(y.shape)
     if classes == 1 and loss is bce:  # one yes-or-no output
         if y.numel() != len(y):
             raise TpsgdError(
@@ -156,40 +177,49 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
     if not y.is_floating_point():
         return _indices(y, classes, complete and loss is not None)
     if y.dim() != 2 or (classes is not None and y.shape[1] != classes):
+        advice = " for yes and no choose loss='bce', for numbers loss='mse';" * (y.dim() == 1)
         raise TpsgdError(
             f"float labels must be rows of shape (samples, {classes or 'classes'}), got "
-            f"{tuple(y.shape)}; class labels must be whole numbers (an integer type)"
+            f"{tuple(y.shape)};{advice} class labels must be whole numbers (an integer type)"
         )
     if not torch.isfinite(y).all():
         raise TpsgdError("the labels contain NaN or infinity")
+    if loss is not None and loss.of_numbers and not target.rows and not are_probabilities(y):
+        raise TpsgdError("these labels are numbers, and those to learn from are classes")
     if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
         raise TpsgdError(
             f"float labels for {loss.name} must lie between 0 and 1; for targets of any size use "  # type: ignore
-            "loss=tpsgd.mse and a rule such as tpsgd.rules.tpsgd_l2()"
+            "loss='mse'"
         )
     if complete and loss is not None and not loss.of_numbers:
         _warn_missing(y.sum(0) == 0)
-    if loss is cross_entropy and not _sum_to_one(y):
+    if loss is cross_entropy and not are_probabilities(y):
         raise TpsgdError(
             "soft labels for cross_entropy must sum to 1 in each row; for several classes per "
-            "sample use loss=tpsgd.bce"
+            "sample use loss=tpsgd.bce, for numbers loss='mse'"
         )
     return y
 
 
-def _sum_to_one(y: Tensor) -> bool:
-    return torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3)
+def _placed(y: Tensor, target: Target) -> Tensor:
+    """Labels with their positions after the samples."""
+    if y.dim() < 1 + len(target.positions) or tuple(y.shape[1:]) != target.shape != ():
+        squeezed = tuple(n for n in y.shape[1:] if n > 1)
+        if target.rows or squeezed != target.shape:
+            raise TpsgdError(
+                f"y must have the shape (samples, {', '.join(map(str, target.shape))}), got "
+                f"{tuple(y.shape)}"
+            )
+    return target.canonical(y)
 
 
-def refuse_numbers(y: Tensor, rule: str) -> None:
-    """Refuse targets that are not probabilities of classes, if a rule's local loss classifies."""
-    if (y < 0).any() or not _sum_to_one(y):
-        raise TpsgdError(
-            "y has float targets that are not probabilities of classes (rows that sum to 1), and "
-            f"the local loss of {rule} is a classifier's: for float targets take rule=tpsgd.rules."
-            "tpsgd_l2(), tpsgd_l1(), tpsgd(), drtp(), dfa(), sdfa() or frozen(), or "
-            "tpsgd.TPSGDRegressor"
-        )
+def _of_positions(y: Tensor, classes: int | None, complete: bool) -> Tensor:
+    """Class indices of every position; `IGNORED` where there is none."""
+    known = y[y != IGNORED]
+    if not known.numel():
+        raise TpsgdError(f"no position has a label: all are {IGNORED}")
+    _indices(known, classes, complete)
+    return y.view(torch.uint8) if y.dtype is torch.bool else y
 
 
 def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:

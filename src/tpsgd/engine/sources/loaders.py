@@ -20,16 +20,18 @@ from torch.utils.data import (
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.sources.batches import ArraySource, BatchForm, SampleBatch
-from tpsgd.engine.sources.inputs import check_values, inputs, labels, pair, refuse_numbers, tensor
+from tpsgd.engine.sources.inputs import check_values, inputs, labels, pair, tensor
 from tpsgd.losses import Loss
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
+from tpsgd.targets import CLASSES, Target
 
 RAGGED_UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "setting micro_batch or a memory budget"
 )
+MANY = 256  # samples of a data set whose labels are looked at before training
 DEAD_WORKER = "DataLoader worker"  # how torch's message of a worker's death begins
 
 
@@ -39,13 +41,14 @@ def as_source(
     loss: Loss | None,
     classes: int | None,
     complete: bool = False,
-    classifier: str = "",
+    target: Target = CLASSES,
+    scaling: Callable[[Tensor], Tensor] | None = None,
 ) -> "ArraySource | LoaderSource":
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
     Without a loss the labels are not checked (evaluation looks at the output first). `complete`:
-    these are all samples to learn from, so a class without samples gives a warning. `classifier`:
-    the name of a rule that learns from classes alone, so that other targets are refused.
+    these are all samples to learn from, so a class without samples gives a warning. `scaling` is
+    of labels that are numbers.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -53,9 +56,8 @@ def as_source(
     def checked(y: Tensor, complete: bool = False) -> Tensor:
         if loss is None:
             return y
-        y = labels(y, loss, classes, complete)
-        if classifier and y.is_floating_point():
-            refuse_numbers(y, classifier)
+        y = labels(y, loss, classes, complete, target)
+        y = y if scaling is None else scaling(y)
         return y.to(form.dtype) if y.is_floating_point() else y
 
     if isinstance(data, DataLoader):
@@ -189,17 +191,56 @@ def _length(sized: Any) -> int:
         return 0
 
 
-def first_samples(data: Any, count: int = 2) -> Any:
-    """The inputs of a few samples, to learn shapes from."""
+def first_pair(data: Any, loss: Loss | None) -> tuple[Any, Target]:
+    """A few samples, to learn shapes from, and what their labels are; a loader is asked once."""
     if isinstance(data, TensorDataset):
         data = data.tensors
-    elif isinstance(data, Dataset):
+    x, y = pair(_first_batch(data, 2))
+    x, y, all_of_them = _few(x), tensor(y, "y"), not is_stream(data)
+    if y.is_floating_point() and not all_of_them:  # two labels do not tell much
+        y = some_pairs(data, MANY)[1]
+    return x, Target.of(y, loss, all_of_them)
+
+
+def some_pairs(data: Any, count: int) -> tuple[Any, Tensor]:
+    """All samples and labels of arrays; of a loader, its first samples and at least `count` labels."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if not isinstance(data, Dataset | DataLoader):
+        x, y = pair(data)
+        return inputs(x), tensor(y, "y")
+    loader = data if isinstance(data, DataLoader) else _loader(data, MANY)
+    first, batches, seen = None, [], 0
+    for x, y in map(pair, loader):
+        first = inputs(x) if first is None else first
+        batches.append(tensor(y, "y"))
+        seen += len(batches[-1])
+        if seen >= count:
+            break
+    return first, torch.cat(batches)
+
+
+def _first_batch(data: Any, count: int) -> Any:
+    """Arrays as they are; of a data set or a loader, the first batch."""
+    if isinstance(data, Dataset):
         data = _loader(data, count)
     if isinstance(data, DataLoader):
         data = next(iter(data), None)
         if data is None:
             raise TpsgdError("the data is empty: the loader gives no batch")
-    x = inputs(pair(data)[0])
+    return data
+
+
+def first_samples(data: Any, count: int = 2) -> Any:
+    """The inputs of a few samples, to learn shapes from."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    return _few(pair(_first_batch(data, count))[0], count)
+
+
+def _few(x: Any, count: int = 2) -> Any:
+    """Samples of one's own from the beginning of x."""
+    x = inputs(x)
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     first = x[:count]

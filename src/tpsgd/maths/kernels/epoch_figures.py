@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tpsgd.losses import Loss
+from tpsgd.losses import IGNORED, Loss
 from tpsgd.objectives import NOT_COMPUTED, LossAndGrads
+from tpsgd.targets import CLASSES, Target
 
 
 class StoredBatch(NamedTuple):
@@ -21,6 +22,14 @@ class StoredBatch(NamedTuple):
     loss: Any
     logits: Tensor | None
     labels: Tensor
+
+
+class EpochFigures(NamedTuple):
+    """The means of an epoch, for each restart; accuracy of classes, R² of numbers."""
+
+    losses: list[float]
+    accuracies: list[float] | None
+    fits: list[float] | None
 
 
 class Figures:
@@ -32,12 +41,22 @@ class Figures:
         self.correct = torch.zeros(shape, device=device, dtype=torch.long)
         self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
         self.loss_is_later = self.classifies = self.multi_label = False
+        self.target = CLASSES
+        self.counted = torch.zeros((), device=device, dtype=torch.long)  # positions with a label
+        self.moments: Tensor | None = None  # of labels that are numbers: see `moments_of`
         self.unstored: Any = None
         self.restarts, self.on_gpu = restarts, device.type == "cuda"
         self.most_bytes, self.most_batches = (256 << 10, 64) if self.on_gpu else (16 << 10, 16)
         counters = int(self.on_gpu)  # on a GPU, the place of the next batch
         self.place = torch.zeros(counters, dtype=torch.long, device=device)
         self.free()
+
+    def expect(self, target: Target, outputs: int) -> None:
+        """What labels are, and how many numbers one has if it is of numbers."""
+        self.target = target
+        if target.numbers:
+            shape, device = (*self.loss.shape, 4, outputs), self.loss.device
+            self.moments = torch.zeros(shape, device=device, dtype=torch.float64)
 
     def free(self) -> None:
         """Drop what is stored, and the memory for it."""
@@ -47,6 +66,7 @@ class Figures:
 
     def add(self, local: LossAndGrads, labels: Tensor) -> None:
         """Add a batch, or leave it for `keep`; one with many logits is looked at in the step."""
+        labels = labels if local.labels is None else local.labels
         batch = StoredBatch(local.loss, local.logits, labels)
         if self.restarts:
             self._add_restarts(batch)
@@ -76,14 +96,20 @@ class Figures:
         if self.stored == len(self.batches):
             self.count_stored()
 
-    def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
-        """Mean loss and accuracy since the last call, per restart; waits for the device."""
+    def collect(self, samples: int) -> "EpochFigures":
+        """What was counted since the last call, per restart; waits for the device."""
         self.count_stored()
-        losses = (self.loss.double() / samples).reshape(-1).tolist()
-        shares = (self.correct.double() / samples).reshape(-1).tolist() if self.classifies else None
-        self.loss.zero_()
-        self.correct.zero_()
-        return losses, shares
+        labels = max(1, int(self.counted)) if self.target.positions else samples
+        losses = (self.loss.double() / labels).reshape(-1).tolist()
+        shares = (self.correct.double() / labels).reshape(-1).tolist() if self.classifies else None
+        sums, fits = [self.loss, self.correct, self.counted], None
+        if self.moments is not None:
+            if bool((self.moments[..., 0, :] > 0).any()):
+                fits = r_squared(self.moments).reshape(-1).tolist()
+            sums.append(self.moments)
+        for t in sums:
+            t.zero_()
+        return EpochFigures(losses, shares, fits)
 
     def _add_restarts(self, batch: StoredBatch) -> None:
         loss, logits, labels = batch
@@ -91,14 +117,16 @@ class Figures:
             assert self.of_logits is not None and logits is not None
             loss = torch.vmap(self.of_logits.value)(logits, labels)
         self.loss.add_(loss, alpha=labels.shape[1])
-        if logits is not None:
+        if logits is not None and self.moments is not None:
+            self.moments.add_(moments_of(logits, labels))
+        elif logits is not None:
             self.classifies = self._of_classes(labels)
             self.correct.add_(hits(logits, labels, self.multi_label))
 
     def _of_classes(self, labels: Tensor) -> bool:
         """Whether labels are of classes, so that there is an accuracy."""
         numbers = self.of_logits is not None and self.of_logits.of_numbers
-        return not (numbers and labels.is_floating_point())
+        return not self.target.numbers and not (numbers and labels.is_floating_point())
 
     def _is_large(self, logits: Tensor | None) -> bool:
         """Whether logits are worth a look of their own."""
@@ -108,7 +136,11 @@ class Figures:
         """Add a batch's loss; whether its logits are to be stored, for which there is memory."""
         loss, logits, labels = batch
         self.loss_is_later = loss is NOT_COMPUTED
-        if loss is not NOT_COMPUTED:
+        if loss is not NOT_COMPUTED and self.target.positions:
+            count = _labelled(labels)
+            self.loss.add_(loss * count)
+            self.counted.add_(count)
+        elif loss is not NOT_COMPUTED:
             self.loss.add_(loss, alpha=len(labels))
         if logits is None:
             return False
@@ -140,10 +172,48 @@ class Figures:
             self._count(self.logits[:n], self.labels[:n])
 
     def _count(self, logits: Tensor, labels: Tensor) -> None:
-        if self.loss_is_later:
+        if self.loss_is_later and self.target.positions:
+            assert self.of_logits is not None
+            self.loss.add_(self.of_logits.total(logits, labels))
+            self.counted.add_(_labelled(labels))
+        elif self.loss_is_later:
             assert self.of_logits is not None
             self.loss.add_(self.of_logits.value(logits, labels), alpha=len(labels))
-        self.correct.add_(hits(logits, labels, self.multi_label))
+        if self.moments is not None:
+            self.moments.add_(moments_of(logits, labels))
+        else:
+            self.correct.add_(hits(logits, labels, self.multi_label))
+
+
+def _labelled(labels: Tensor) -> Any:
+    """How many rows have a label."""
+    return len(labels) if labels.is_floating_point() else (labels != IGNORED).sum()
+
+
+def moments_of(outputs: Tensor, numbers: Tensor) -> Tensor:
+    """Of every number: samples, sum, sum of squares, and sum of squared errors, in float64.
+
+    The last dimensions of the arguments are samples and numbers.
+    """
+    y, errors = numbers.double(), (outputs - numbers).double()
+    return torch.stack(
+        (torch.ones_like(y).sum(-2), y.sum(-2), y.square().sum(-2), errors.square().sum(-2)), -2
+    )
+
+
+def r_squared(moments: Tensor) -> Tensor:
+    """The share of the numbers' variance that outputs explain, the mean over several numbers.
+
+    Examples:
+        >>> y = torch.tensor([[1.0], [2.0], [3.0]])
+        >>> r_squared(moments_of(y, y)), r_squared(moments_of(torch.full((3, 1), 2.0), y))
+        (tensor(1., dtype=torch.float64), tensor(0., dtype=torch.float64))
+    """
+    count, total, squares, errors = moments.unbind(-2)
+    around_mean = squares - total.square() / count
+    constant = around_mean <= 1e-12 * squares
+    shares = 1 - errors / torch.where(constant, 1.0, around_mean)
+    return torch.where(constant, (errors <= 0).double(), shares).mean(-1)
 
 
 def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:

@@ -164,7 +164,11 @@ def blocks_of(leaves: Leaves, of_class: bool) -> list[Block]:
         paths = [path for path, _ in [*pending, (name, layer), *followers[:cut]]]
         prologue, pending = [m for _, m in pending], followers[cut:]
         modules = prologue, rest[:between], act, rest[after:cut]
-        blocks.append(Block(i, name, layer, *modules, paths=tuple(paths), ends=(name, name), of_class=of_class))
+        blocks.append(
+            Block(
+                i, name, layer, *modules, paths=tuple(paths), ends=(name, name), of_class=of_class
+            )
+        )
     return blocks
 
 

@@ -50,9 +50,7 @@ class LayerList:
         self.called = False  # whether a layer has shown that
 
     @contextmanager
-    def replaced(
-        self, functions: Sequence[Callable[..., Any]], training: bool
-    ) -> Iterator[None]:
+    def replaced(self, functions: Sequence[Callable[..., Any]], training: bool) -> Iterator[None]:
         """Let the model's code call these functions in place of the layers, in a mode."""
         modules = self.list._modules
         pairs = zip(modules, self.layers, functions, strict=True)
@@ -77,9 +75,7 @@ class LayerList:
         self.more, self.called = len(output) - 1 if isinstance(output, tuple) else None, True
         return output[0] if isinstance(output, tuple) else output
 
-    def call(
-        self, x: ModelInputs, functions: Sequence[Callable[..., Any]], training: bool
-    ) -> Any:
+    def call(self, x: ModelInputs, functions: Sequence[Callable[..., Any]], training: bool) -> Any:
         """What the model returns with these functions in place of its layers."""
         with self.replaced(functions, training):
             return x.call(self.model)

@@ -87,8 +87,10 @@ def _max_pool(
     kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> nn.Module | None:  # fmt: skip
-    return None if return_indices else nn.MaxPool2d(
-        kernel_size, stride, padding, dilation, ceil_mode=ceil_mode
+    return (
+        None
+        if return_indices
+        else nn.MaxPool2d(kernel_size, stride, padding, dilation, ceil_mode=ceil_mode)
     )
 
 
@@ -167,7 +169,7 @@ def overwritten(nodes: Sequence[fx.Node], incoming: fx.Node | None) -> bool:
     for node in nodes:
         first = node.args[0] if node.args else None
         if node.op in ("call_function", "call_method") and first in views:
-            if writes(node) or len(node.args) > 1 and node.args[1] is True:  # F.relu(x, True)
+            if writes(node) or (len(node.args) > 1 and node.args[1] is True):  # F.relu(x, True)
                 return True
             if str(getattr(node.target, "__name__", node.target)) in VIEWS:
                 views.add(node)

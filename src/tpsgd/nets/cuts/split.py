@@ -165,9 +165,7 @@ def joined(layers: list[Block], counts: list[int]) -> list[Block]:
         inside = [layer for block in earlier for layer in block.layers] + last.earlier
         paths = tuple(path for block in (*earlier, last) for path in block.paths)
         changes = {"index": i, "name": name, "prologue": prologue, "earlier": inside}
-        blocks.append(
-            replace(last, **changes, key=max(0, i - backbone), paths=paths, ends=ends)
-        )
+        blocks.append(replace(last, **changes, key=max(0, i - backbone), paths=paths, ends=ends))
     return blocks
 
 

@@ -76,7 +76,11 @@ class _Tracer(fx.Tracer):
         )
 
     def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Note the call; an encoder of torch is its layers one after another."""
         path = self.path_of_module(m)
@@ -181,11 +185,11 @@ def _line(model: nn.Module, error: BaseException) -> str:
 def _absent(model: nn.Module, inputs: Sequence[str | int]) -> dict[str, Any]:
     """The arguments of `forward` that the model will not get, with their defaults."""
     parameters = list(inspect.signature(model.forward).parameters.values())
-    given = {parameters[i].name if isinstance(i, int) else i for i in inputs if _fits(i, parameters)}
+    given = {
+        parameters[i].name if isinstance(i, int) else i for i in inputs if _fits(i, parameters)
+    }
     return {
-        p.name: p.default
-        for p in parameters
-        if p.default is not p.empty and p.name not in given
+        p.name: p.default for p in parameters if p.default is not p.empty and p.name not in given
     }
 
 
@@ -356,9 +360,7 @@ class _Parts:
         learning = self._module(nodes, incoming, outgoing, reads, lambda n: n)
         evaluating = None
         if any(_constants(n) != _constants(self.evaluating[n]) for n in nodes):
-            evaluating = self._module(
-                nodes, incoming, outgoing, reads, self.evaluating.__getitem__
-            )
+            evaluating = self._module(nodes, incoming, outgoing, reads, self.evaluating.__getitem__)
         names = [(str(n.target), self.inputs.index(n)) for n in reads]
         section = Section(learning, evaluating, self._title(nodes), names)
         section.is_layer = any(map(self._is_product, nodes))
