@@ -213,7 +213,7 @@ def test_adaptive_pools_of_one_dimension(tmp_path):
     assert torch.allclose(CompiledNet(tmp_path).forward(x), model(x)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("labels", ["abc", [0, 1], torch.full((60,), 3), -torch.ones(60)])
+@pytest.mark.parametrize("labels", ["abc", [0, 1], torch.full((60,), 3), -torch.ones(60).long()])
 def test_labels_of_integers_are_classes(tmp_path, labels):
     options = {"numbers": "int8", "samples": torch.randn(60, 3), "labels": labels}
     with pytest.raises(TpsgdError, match="labels must have a class from 0 to 2"):

@@ -7,10 +7,11 @@ import typer
 
 from tpsgd.cli import options
 from tpsgd.cli.options import Overwrite, option
-from tpsgd.cli.samples import CalibrationData, RuleWord
+from tpsgd.cli.samples import RuleWord
 from tpsgd.cli.terminal import waiting
+from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import check_new
-from tpsgd_export.exported_model import ModelToExport, NetToExport
+from tpsgd_export.exported_model import ExportData, ModelToExport, NetToExport
 
 CALIBRATION = 256  # training samples that calibrated readouts measure
 app = typer.Typer(help="Write the training step as C, a page or ONNX.", no_args_is_help=True)
@@ -19,7 +20,7 @@ app = typer.Typer(help="Write the training step as C, a page or ONNX.", no_args_
 @app.command("c")
 @options.grouped
 def export_c(
-    samples: CalibrationData,
+    samples: ExportData,
     net: NetToExport,
     out: Annotated[Path, option("Folder for net.h, net.c and tpsgd.h.")],
     rule: RuleWord = None,
@@ -35,7 +36,8 @@ def export_c(
 
     floats = numbers == "float32"
     exporting = net.read(samples, rule, learned_codes=floats)
-    x, y = _calibration(exporting, CALIBRATION if floats else None)
+    measured = floats and not exporting.gives_numbers  # all labels have mean and deviation
+    x, y = _calibration(exporting, CALIBRATION if measured else None)
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
@@ -48,7 +50,7 @@ def export_c(
 @app.command("page")
 @options.grouped
 def export_page(
-    samples: CalibrationData,
+    samples: ExportData,
     net: NetToExport,
     out: Annotated[Path, option("The page, such as learns.html.")],
     rule: RuleWord = None,
@@ -69,7 +71,7 @@ def export_page(
 @app.command("onnx")
 @options.grouped
 def export_onnx(
-    samples: CalibrationData,
+    samples: ExportData,
     net: NetToExport,
     out: Annotated[Path, option("The graph, such as step.onnx.")],
     rule: RuleWord = None,
@@ -80,6 +82,8 @@ def export_onnx(
 
     check_new(out, overwrite)
     exporting = net.read(samples, rule)
+    if exporting.gives_numbers:
+        raise TpsgdError("a graph of ONNX learns classes: tpsgd export c writes numbers as C")
     x, _ = _calibration(exporting, CALIBRATION)
     with waiting("writing the graph, and running it beside fit"):
         exported = export.onnx(

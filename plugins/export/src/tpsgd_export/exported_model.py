@@ -16,9 +16,27 @@ from tpsgd.common.names import safe
 if TYPE_CHECKING:
     from torch import nn
 
-LOSSES = ("mse", "cross_entropy", "bce")
+LOSSES = ("mse", "cross_entropy", "bce", "l1", "huber")
 FIXED = "readout"
 READOUTS = (FIXED, "readout-learned")
+
+
+@dataclass(frozen=True)
+class ExportData(CalibrationData):
+    """Samples that readouts are calibrated with, and their labels."""
+
+    task: str | None = setting(
+        None, "Labels are classes, or numbers to predict.",
+        choices=("classification", "regression"), show_default="classification, or a saved model's",
+    )  # fmt: skip
+    label: str | None = setting(
+        None, "FILE.csv: the label column; of --task regression, perhaps several: price,area.",
+        show_default="label, y, class, target, or the last",
+    )  # fmt: skip
+
+    def load(self, seed: int = 0, **choices: Any) -> "tpsgd.data.Data":
+        """The data set; the choices replace the options."""
+        return super().load(seed, **({"task": self.task, "label": self.label} | choices))
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,11 @@ class ModelToExport:
     settings: dict[str, Any]  # rule, optimizer, loss and seed of an export
     note: str = ""  # what was taken from the folder of a saved model
     data: "tpsgd.data.Data | None" = field(default=None, repr=False)
+
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether labels are numbers, not classes."""
+        return "targets" in self.inputs
 
 
 @dataclass(frozen=True)
@@ -56,7 +79,7 @@ class NetToExport:
 
     def read(
         self,
-        samples: CalibrationData,
+        samples: ExportData,
         rule: str | None,
         split: bool = False,
         learned_codes: bool = True,
@@ -66,6 +89,10 @@ class NetToExport:
         Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
         """
         if Path(self.model).is_dir():
+            if samples.task or samples.label:
+                raise TpsgdError(
+                    "--task and --label are for a fresh model: a saved one has its own"
+                )
             return self._saved(samples, rule, split, learned_codes)
         if ":" not in self.model:
             raise TpsgdError(
@@ -86,7 +113,7 @@ class NetToExport:
         )
 
     def _saved(
-        self, samples: CalibrationData, rule: str | None, split: bool, learned_codes: bool
+        self, samples: ExportData, rule: str | None, split: bool, learned_codes: bool
     ) -> ModelToExport:
         from tpsgd import rules
 
@@ -108,6 +135,11 @@ class NetToExport:
             raise TpsgdError(f"a page has samples in it: name the data of {self.model} with --data")
         data = data_for(trained, samples, self.model) if split else None
         x, y = data.train if data else calibration_samples(trained, samples, self.model)
+        if trained.gives_numbers and y is None:
+            raise TpsgdError(
+                f"the model in {self.model} gives numbers: name its data with --data, whose labels "
+                "say their mean and deviation"
+            )
         shape = inputs.get("shape") or (x is not None and x.shape[1:])
         if x is None and word in READOUTS and not self.readout_scale:
             note += "; without --data its readouts are calibrated by the first samples they learn"
@@ -129,8 +161,7 @@ class NetToExport:
             raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
         make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None
         chosen = make(scale=self.readout_scale) if scaled else make()
-        function = None if loss is None else getattr(tpsgd, loss)
-        return {"rule": chosen, "optimizer": self.optimizer, "loss": function, "seed": seed}
+        return {"rule": chosen, "optimizer": self.optimizer, "loss": loss, "seed": seed}
 
 
 def _saved_rule(folder: str, run: "tpsgd.Run", rule: "tpsgd.Rule") -> "tpsgd.Rule":

@@ -24,7 +24,7 @@ class SampleFormat:
     """Samples as they are measured, and as the model takes them: (x - shift) / scale.
 
     Feature i of a sample has number i modulo the count of `shift`; without a scaling both `shift`
-    and `scale` are empty.
+    and `scale` are empty. `classes` are the names of classes, or of numbers.
     """
 
     columns: tuple[str, ...] = ()
@@ -65,9 +65,12 @@ def read_inputs(
     columns = tuple(map(str, inputs.get("columns") or ()))
     if columns and len(columns) != features:
         raise TpsgdError(f"inputs= has {len(columns)} columns, and the net {features} inputs")
-    names, count = tuple(map(str, classes or ())), max(2, recipe.classes)
+    of_numbers = recipe.targets is not None
+    names = tuple(map(str, (inputs.get("targets") if of_numbers else classes) or ()))
+    count = recipe.classes if of_numbers else max(2, recipe.classes)
     if names and len(names) != count:
-        raise TpsgdError(f"classes= has {len(names)} names, and the net {count} classes")
+        what = "numbers" if of_numbers else "classes"
+        raise TpsgdError(f"classes= has {len(names)} names, and the net {count} {what}")
     scaling = inputs.get("scaling") or {}
     method = str(scaling.get("method", ""))
     return SampleFormat(columns, *_scaling(scaling, features), names, method)

@@ -16,10 +16,11 @@ from tpsgd import losses
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import safe
 from tpsgd.engine.spec import rules_for
-from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.losses import Loss, bce, cross_entropy, huber, l1, mse
 from tpsgd.maths.pooling import cells
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.blocks import Block, hooked, shapes
+from tpsgd.nets.cuts.sections import Section
 from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.diagonal import Diagonal, LossAt
 from tpsgd.nets.layers import zero_padding
@@ -30,6 +31,7 @@ from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Formula, Objective, Place, Signal, Site
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Rule
+from tpsgd_export.number_labels import are_numbers, standardised, target_scaling
 from tpsgd_export.recipe import (
     BlockRecipe,
     CellLayer,
@@ -57,8 +59,10 @@ POOLS: dict[type, str] = {
     nn.AdaptiveAvgPool1d: "cells", nn.AdaptiveAvgPool2d: "cells",
 }  # fmt: skip
 LOSSES = {mse: "mse", cross_entropy: "cross_entropy", bce: "bce"}
+OF_NUMBERS = {mse: "mse", l1: "l1", huber: "huber"}
 LINKS = {cross_entropy: (nn.Softmax, nn.LogSoftmax), bce: (nn.Sigmoid,)}  # that belong to a loss
 HASHED = ("normal", "uniform", "binary", "per_filter")  # codes that need no table
+PASS_NUMBERS = "pass samples= and labels=, real numbers"
 RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -75,6 +79,7 @@ def read_model(
     seed: int = 0,
     spare: int = 0,
     samples: Any = None,
+    labels: Any = None,
 ) -> StepRecipe:
     """The training step of a model in plain numbers.
 
@@ -89,18 +94,21 @@ def read_model(
         spare: classes that may come later.
         samples: inputs that calibrated readouts measure; without them, the first batch does it,
             or the first sequence, which a recurrent net then reads twice.
+        labels: of the samples, if they are real numbers: the net learns these, standardised.
     """
     shape = check_shape(shape)
     _check_settings(optimizer, batch=batch, seed=seed, spare=spare)
     blocks = layers_of(model)
     _check_model(model, blocks)
+    loss = losses.resolve(loss)
+    of_numbers = are_numbers(labels, loss)
     with modes_restored(*(m for block in blocks for m in block.modules)):
         sizes = shapes(blocks, torch.zeros(2, *shape, dtype=torch.float32))
         rules = rules_for(rule, blocks, None)
-        loss = losses.resolve(loss) or rules[-1].loss
-        classes = _classes(blocks[-1], sizes[-1][Place.END], spare, loss)
+        loss = loss or (mse if of_numbers else rules[-1].loss)
+        classes = _outputs(blocks[-1], sizes[-1][Place.END], spare, loss, of_numbers)
         names = {id(p): name for name, p in model.named_parameters()}
-        net = _NetReader(len(blocks), classes, spare, seed, loss, names)
+        net = _NetReader(len(blocks), classes, spare, seed, loss, names, of_numbers)
         inputs = [shape, *(size[Place.END] for size in sizes[:-1])]
         records = [net.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
         if not any(block.learns for block in records):
@@ -109,12 +117,26 @@ def read_model(
         recipe = StepRecipe(
             tuple(records), safe(rules[0].name),
             (shape[1:] or (1,)) if blocks[0].recurrent else shape, classes, spare, batch,
-            optimizer, LOSSES[loss], seed, link,
+            optimizer, (LOSSES | OF_NUMBERS)[loss], seed, link,
         )  # fmt: skip
-        _check_recurrent(recipe)
-        if samples is None:
-            return recipe
-        return calibrated(recipe, blocks, as_samples(samples, shape, recipe.recurrent))
+        _check_recurrent(recipe, of_numbers)
+        if samples is not None:
+            samples = as_samples(samples, shape, recipe.recurrent)
+        if of_numbers:
+            recipe = _of_numbers(recipe, blocks, samples, labels)
+        return recipe if samples is None else calibrated(recipe, blocks, samples)
+
+
+def _of_numbers(
+    recipe: StepRecipe, blocks: list[Block], samples: Tensor | None, labels: Any
+) -> StepRecipe:
+    """The recipe of a net that learns numbers, with a last layer that gives them standardised."""
+    *hidden, last = recipe.blocks
+    scaling = target_scaling(labels, samples, last, recipe.classes)
+    assert samples is not None
+    parameters = standardised(dict(last.parameters), blocks, samples, labels, scaling)
+    last = replace(last, parameters=parameters)
+    return replace(recipe, blocks=(*hidden, last), targets=scaling)
 
 
 def as_samples(samples: Any, shape: Shape, recurrent: bool = False) -> Tensor:
@@ -182,26 +204,50 @@ def _check_model(model: nn.Module, blocks: list[Block]) -> None:
         raise TpsgdError(f"the model is in {word}: convert it with model.float()")
     if any(map(hooked, model.modules())):
         raise TpsgdError("hooks, such as those of weight_norm and pruning, are not exported")
+    for block in reversed(blocks):
+        if any(getattr(m, "reads_inputs", False) for m in block.modules):
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) reads more than the activation of the block "
+                "before it, such as an input of the model, and is not exported"
+            )
+        if block.earlier:
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) has several layers that learn together, and is "
+                "not exported; a layer with its activation is"
+            )
     if len(blocks) > MOST_BLOCKS:
         raise TpsgdError(f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are")
 
 
-def _classes(block: Block, shape: Shape, spare: int, loss: Loss) -> int:
+def _outputs(block: Block, shape: Shape, spare: int, loss: Loss, of_numbers: bool) -> int:
     """The outputs of the last block; those and a loss that cannot be exported are refused."""
-    if loss not in LOSSES:
-        raise TpsgdError(f"loss {loss.name} is not exported; mse, cross_entropy and bce are")
+    if loss in OF_NUMBERS and loss not in LOSSES and not of_numbers:
+        raise TpsgdError(f"loss {loss.name} is for labels that are numbers: {PASS_NUMBERS}")
+    if loss not in (OF_NUMBERS if of_numbers else LOSSES):
+        names = ", ".join((OF_NUMBERS if of_numbers else LOSSES).values())
+        raise TpsgdError(f"loss {loss.name} is not exported; {names} are")
     if not isinstance(block.layer, nn.Linear) or len(shape) != 1 or block.pools:
-        raise TpsgdError(f"the last block ({block}) must be an nn.Linear with an output per class")
+        raise TpsgdError(
+            f"the last block ({block}) must be an nn.Linear with an output per class, or number, "
+            f"but gives shape {shape}: labels of steps or pixels are not exported"
+        )
     (classes,) = shape
     if classes + spare > LARGEST:
         raise TpsgdError(f"{classes + spare:,} classes are not exported; up to {LARGEST:,} are")
-    if classes == 1 and (spare or loss is cross_entropy):
-        raise TpsgdError("a net with one output is exported with loss=tpsgd.bce and spare=0")
+    if of_numbers and spare:
+        raise TpsgdError("a net that learns numbers has no spare classes: leave spare out")
+    if not of_numbers and classes == 1 and (spare or loss is cross_entropy):
+        raise TpsgdError(
+            "a net with one output is exported with loss=tpsgd.bce and spare=0; if it learns a "
+            f"number, {PASS_NUMBERS}"
+        )
     return classes
 
 
-def _check_recurrent(recipe: StepRecipe) -> None:
+def _check_recurrent(recipe: StepRecipe, of_numbers: bool) -> None:
     """Recurrent layers come first, and read one sequence at a time."""
+    if recipe.recurrent and of_numbers:
+        raise TpsgdError("a recurrent net is exported for classes, not for labels that are numbers")
     kinds = [block.recurrent for block in recipe.blocks]
     if any(later and not earlier for earlier, later in pairwise(kinds)):
         raise TpsgdError("a recurrent layer after another kind of layer is not exported")
@@ -219,6 +265,7 @@ class _NetReader:
     seed: int
     loss: Loss
     names: Mapping[int, str]  # of the model's parameters, by their identity
+    of_numbers: bool = False
 
     def block(
         self, block: Block, rule: Rule, shape: Shape, size: Mapping[Place, Shape]
@@ -279,12 +326,13 @@ class _NetReader:
             Key(self.seed, block.index if recurrent else block.key),
             maps=block.maps and len(shape) > 1,
             loss=self.loss,
+            numbers=self.of_numbers,
             recurrent=recurrent,
             redraw=True,
         )
         assert rule.objective is not None
         objective = rule.objective(site)
-        formula = _formula(block, rule, objective, outputs)
+        formula = _formula(block, rule, objective, outputs if not self.of_numbers else 0)
         per_step = recurrent and rule.per_step and not isinstance(layer, Diagonal)
         codes = _codes(formula.codes or objective.tensors[0], site, per_step)
         local = LocalLoss(formula.name, codes, site.shape)
@@ -294,7 +342,7 @@ class _NetReader:
         grid = (1, *formula.grid)[-2:] if formula.grid else None
         return replace(
             local, grid=grid, gain=0.0 if target else formula.gain, target=target,
-            loss=LOSSES[formula.loss or cross_entropy], learned=formula.learned,
+            loss=(LOSSES | OF_NUMBERS)[formula.loss or cross_entropy], learned=formula.learned,
         )  # fmt: skip
 
 
@@ -335,10 +383,28 @@ def _codes(drawn: Tensor | Redrawn, site: Site, per_step: bool) -> Codes:
 
 def _reshaped(block: Block, shape: Shape) -> Shape:
     """The shape in which a block's layer reads a sample, after the modules that reshape it."""
-    x = torch.empty(1, *shape, device="meta")
     for module in block.prologue:
-        x = module(x)
-    return tuple(x.shape[1:])
+        if not _only_reshapes(module, shape):
+            raise TpsgdError(f"{_title(module)} before a layer is not exported; leave it out")
+        if block.recurrent:
+            raise TpsgdError(
+                f"{_title(module)} before a recurrent layer is not exported; leave it out and give "
+                "the shape (steps, features)"
+            )
+        shape = tuple(module(torch.empty(1, *shape, device="meta")).shape[1:])
+    return shape
+
+
+def _only_reshapes(module: nn.Module, shape: Shape) -> bool:
+    """Whether a module leaves a sample's numbers as they are; a `view` in a `forward` does, too."""
+    if not isinstance(module, Section) or any(True for _ in module.parameters()):
+        return isinstance(module, RESHAPING)
+    x = torch.randn(2, *shape, dtype=torch.float32)
+    return torch.equal(module(x).flatten(), x.flatten())
+
+
+def _title(module: nn.Module) -> str:
+    return module.block_title if isinstance(module, Section) else type(module).__name__
 
 
 def _layer(block: Block, shape: Shape, after: Shape) -> Layer:
@@ -361,6 +427,8 @@ def _layer(block: Block, shape: Shape, after: Shape) -> Layer:
         cause = "because padding='same' adds more zeros on one side of an even kernel"
         if layer.padding_mode != "zeros":
             cause = f"because of its padding_mode={layer.padding_mode!r}"
+    elif kind is Section:
+        cause = "because its forward is more than a layer, such as one with a skip connection"
     elif getattr(layer, "bidirectional", False):
         cause = "because it reads in two directions"
     elif isinstance(layer, Recurrent):
@@ -400,10 +468,10 @@ def _pools(block: Block, shape: Shape) -> tuple[Pool, ...]:
     """What shrinks the feature maps after the activation."""
     pools: list[Pool] = []
     for module in block.tail:
-        if isinstance(module, RESHAPING):
+        if _only_reshapes(module, shape):
             continue
         if block.recurrent or len(shape) < 2:
-            raise TpsgdError(f"{type(module).__name__} is not exported there")
+            raise TpsgdError(f"{_title(module)} is not exported there")
         pools.append(_pool(module, shape))
         _check_sizes(*shape, *pools[-1].kernel, *pools[-1].stride)
         shape = (shape[0], *pools[-1].out[-(len(shape) - 1) :])
@@ -416,8 +484,8 @@ def _pool(module: Any, shape: Shape) -> Pool:
     unusual = unusual or any(_numbers(getattr(module, "padding", 0)))
     if kind is None or unusual or max(_numbers(getattr(module, "dilation", 1))) > 1:
         raise TpsgdError(
-            f"{module} is not exported; nn.MaxPool and nn.AvgPool without padding, dilation and "
-            "ceil_mode, and nn.AdaptiveAvgPool are"
+            f"{_title(module) if kind is None else module} is not exported; nn.MaxPool and "
+            "nn.AvgPool without padding, dilation and ceil_mode, and nn.AdaptiveAvgPool are"
         )
     out = _pair(module(torch.empty(1, *shape, device="meta")).shape[2:])
     if kind != "cells":
@@ -456,18 +524,10 @@ def _folded(values: dict[str, Tensor], norm: Any) -> dict[str, Tensor]:
 
 
 def _check_block(block: Block, learns: bool) -> None:
-    """All of a layer learns, or none of it; before it, modules may reshape only."""
+    """All of a layer learns, or none of it."""
     frozen = [name for name, p in block.layer.named_parameters() if not p.requires_grad]
     if learns and frozen:
         raise TpsgdError(f"{', '.join(frozen)} is frozen: freeze all of the layer, or none")
-    for name, module in ((type(module).__name__, module) for module in block.prologue):
-        if not isinstance(module, RESHAPING):
-            raise TpsgdError(f"{name} before a layer is not exported; leave it out")
-        if block.recurrent:
-            raise TpsgdError(
-                f"{name} before a recurrent layer is not exported; leave it out and give "
-                "the shape (steps, features)"
-            )
 
 
 def _check_head(block: Block, loss: Loss) -> None:

@@ -10,6 +10,8 @@ from math import prod
 
 from torch import Tensor
 
+from tpsgd.features.target_scaling import TargetScaling
+
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
 
@@ -113,7 +115,7 @@ class LocalLoss:
         grid: the cells that feature maps are averaged over before a readout.
         gain: the factor of a readout's logits; 0 before it is calibrated.
         target: over the root mean square of the features in the first batch: the calibrated gain.
-        loss: of a readout's logits: cross_entropy or bce.
+        loss: of a readout's logits: cross_entropy or bce; of numbers, the last block's.
         learned: whether a readout's codes learn with the block.
     """
 
@@ -177,7 +179,8 @@ class BlockRecipe:
 class StepRecipe:
     """A net, its rule, its optimizer and the size of a batch.
 
-    `classes` is how many there are at first, `spare` how many may come later.
+    `classes` is how many there are at first, `spare` how many may come later. With `targets` labels
+    are real numbers, `classes` of them for each sample: the net learns them standardised.
     """
 
     blocks: tuple[BlockRecipe, ...]
@@ -187,9 +190,10 @@ class StepRecipe:
     spare: int
     batch: int
     optimizer: str  # sgd, momentum, adam
-    loss: str  # of the last block: mse, cross_entropy, bce
+    loss: str  # of the last block: mse, cross_entropy, bce; of numbers: mse, l1, huber
     seed: int
     link: str = ""  # Softmax, for example: what follows the logits in the model, and is left out
+    targets: TargetScaling | None = None
 
     @property
     def outputs(self) -> int:

@@ -2,7 +2,7 @@
 
     "TPS1", fingerprint of the layers, which blocks learn (a bit each), outputs, classes so far,
     the weights of the blocks that learn as float32, class codes that learn, measured gains,
-    CRC-32 of all before it
+    of labels that are numbers their means and deviations, CRC-32 of all before it
 
 All numbers have 4 bytes, the lowest first.
 """
@@ -12,7 +12,7 @@ import struct
 import zlib
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.new_classes import add_output
 from tpsgd_export.integer_records import MAGIC as INTEGERS
 from tpsgd_export.integer_records import read_integer_record
+from tpsgd_export.number_labels import in_units
 from tpsgd_export.recipe import Shape, StepRecipe
 
 MAGIC = 0x31535054
@@ -42,14 +43,17 @@ def fingerprint(recipe: StepRecipe) -> int:
     """A number for the layers and class codes that learn, whatever the number of classes."""
     shapes = [[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks]
     codes = sum(block.learned_codes for block in recipe.blocks)
-    return _fingerprint(shapes, learning_mask(recipe), codes)
+    return _fingerprint(shapes, learning_mask(recipe), codes, recipe.targets is not None)
 
 
-def _fingerprint(shapes: list[list[Shape]], mask: int, codes: int = 0) -> int:
+def _fingerprint(
+    shapes: list[list[Shape]], mask: int, codes: int = 0, of_numbers: bool = False
+) -> int:
     """`codes`: numbers of a class code that learn, in all blocks."""
     *hidden, last = shapes
-    rows = [*hidden, [shape[1:] for shape in last]]
-    return zlib.crc32(json.dumps([r for i, r in enumerate(rows) if mask >> i & 1]).encode(), codes)
+    rows: list[Any] = [*hidden, [shape[1:] for shape in last]]
+    learning = [r for i, r in enumerate(rows) if mask >> i & 1] + ["numbers"] * of_numbers
+    return zlib.crc32(json.dumps(learning).encode(), codes)
 
 
 def learning_mask(recipe: StepRecipe) -> int:
@@ -75,10 +79,10 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
 
     The record is a file, or the bytes, that the C function `net_save` or the page wrote. Blocks
     that do not learn keep their weights. If the device has learned new classes, the last layer
-    gets as many outputs.
+    gets as many outputs; if it has learned numbers, they have the units of its labels.
 
     Returns:
-        How many classes there are.
+        How many classes, or numbers, there are.
     """
     if isinstance(record, (str, Path)):
         try:
@@ -103,7 +107,8 @@ def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, lis
     """The weights of the blocks that learn, of whose last layer all rows are in the record.
 
     The record of another net is refused. After the weights of floats come class codes that learn,
-    and a gain for each block at most: their lengths follow from that of the record.
+    and a gain for each block at most: their lengths follow from that of the record. Those of
+    numbers end with means and deviations, whose units the last layer gets.
     """
     numbers, last, outputs = content.numbers, len(shapes) - 1, shapes[-1][0][0]
     rows = [*shapes[:-1], [(content.outputs, *shape[1:]) for shape in shapes[-1]]]
@@ -114,7 +119,9 @@ def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, lis
         gains = range(min(len(full), rest) + 1)
         codes = {(rest - gain) // n for gain in gains if not (rest - gain) % n}
     prints = {_fingerprint(shapes, content.mask, count) for count in codes}
-    if not 0 < content.mask < 1 << len(shapes) or content.fingerprint not in prints:
+    of_numbers = {_fingerprint(shapes, content.mask, n - 2, True) for n in codes if n > 1}
+    known = content.fingerprint in prints | of_numbers
+    if not 0 < content.mask < 1 << len(shapes) or not known:
         raise TpsgdError("the record belongs to a net with other layers")
     if not outputs <= content.classes <= content.outputs:
         raise TpsgdError(
@@ -125,7 +132,10 @@ def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, lis
         raise TpsgdError("the record has new classes, but no weights of the last layer")
     if isinstance(numbers, Tensor):
         tensors = iter(numbers[: sum(sizes)].split(sizes))
-        return {i: [next(tensors).view(shape) for shape in each] for i, each in full.items()}
+        values = {i: [next(tensors).view(shape) for shape in each] for i, each in full.items()}
+        if content.fingerprint in of_numbers and last in values:
+            in_units(values[last], numbers[-2 * outputs :])
+        return values
     if full != {i: [tuple(tensor.shape) for tensor in each] for i, each in numbers.items()}:
         raise TpsgdError("the record has layers of other shapes than the model")
     return numbers

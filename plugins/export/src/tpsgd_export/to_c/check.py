@@ -13,13 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import evaluate
-from tpsgd.engine.fit import fit
+from tpsgd.engine.fast.wrapper import wrapper
 from tpsgd.engine.learners.optimizers import adam, sgd
-from tpsgd.engine.settings import Memory
+from tpsgd.engine.run import run_training
+from tpsgd.engine.settings import Memory, Settings
+from tpsgd.features.extensions import features_of
+from tpsgd.features.target_scaling import StandardisedTargets
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.cuts.split import layers_of
 from tpsgd.objectives import Objective, Site
-from tpsgd.rules import Rule
+from tpsgd.rules import Rule, resolve
 from tpsgd.train import sequential, simultaneous
 from tpsgd_export.recipe import StepRecipe
 from tpsgd_export.to_c.compiled import FLAGS, compiler, run_program
@@ -29,6 +32,7 @@ from tpsgd_export.to_c.source import number, read_text
 STEPS = 8
 SEQUENCE = 6  # time steps of a sequence
 LR = {"sgd": 0.01, "momentum": 0.003, "adam": 0.001}
+STEEP = 1000
 TIMES = 8.0  # of torch's own distance from float64
 ROUNDING = 1e-5  # of the largest weight: a distance that is none
 OPTIMIZERS: dict[str, Any] = {
@@ -107,7 +111,18 @@ def samples(recipe: StepRecipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
     sequence = (SEQUENCE,) if recipe.recurrent else ()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(count, *sequence, recipe.inputs, generator=generator, dtype=torch.float32)
-    return x.view(count, *sequence, *recipe.shape), torch.arange(count) % max(2, recipe.classes)
+    x = x.view(count, *sequence, *recipe.shape)
+    if recipe.targets is None:
+        return x, torch.arange(count) % max(2, recipe.classes)
+    numbers = torch.randn(count, recipe.classes, generator=generator, dtype=torch.float64)
+    return x, (numbers * recipe.targets.scale + recipe.targets.shift).float()
+
+
+def _rate(recipe: StepRecipe) -> float:
+    """The learning rate; squared errors of numbers that a readout reads are so steep as STEEP."""
+    readouts = any(block.local and block.local.name == "readout" for block in recipe.blocks)
+    steep = recipe.targets is not None and readouts and recipe.optimizer != "adam"
+    return LR[recipe.optimizer] / (STEEP if steep else 1)
 
 
 def _learned_by_c(
@@ -121,12 +136,13 @@ def _learned_by_c(
     """The weights and class codes that the C program learns from the samples in their order."""
     learning = [1 << block.number for block in recipe.blocks if block.learns]
     batches = list(zip(x.split(recipe.batch), labels.split(recipe.batch), strict=True))
+    kind = "f4" if recipe.targets else "u2"
     steps = [
-        np.uint32(mask).tobytes() + batch.numpy().tobytes() + label.numpy().astype("u2").tobytes()
+        np.uint32(mask).tobytes() + batch.numpy().tobytes() + label.numpy().astype(kind).tobytes()
         for mask in (learning if order is sequential else [sum(learning)])
         for batch, label in batches
     ]
-    rate, count = number(LR[recipe.optimizer]), batches[0][0].numel()
+    rate, count = number(_rate(recipe)), batches[0][0].numel()
     defined = f"#define COUNT {count}\n#define RATE {rate}\n"
     defined += "#define SEQUENCES\n" * recipe.recurrent
     main = defined + read_text("templates/trial.c")
@@ -153,10 +169,12 @@ def trained(
 ) -> Tensor:
     """The weights and class codes that `fit` learns from the samples in their order."""
     codes: dict[int, Tensor] = {}
-    net = _without_norms(copy.deepcopy(model), recipe).to(x.dtype)
+    net = _as_in(recipe, copy.deepcopy(model)).to(x.dtype)
+    if recipe.targets is not None:
+        labels = recipe.targets(labels)
     loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
     _fit(
-        net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=LR[recipe.optimizer],
+        net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=_rate(recipe),
         seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
         memory=Memory(reuse=False),  # later blocks get the samples in their order, too
         blocks="layers",
@@ -167,20 +185,26 @@ def trained(
     return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
 
 
-def _fit(*arguments: Any, **options: Any) -> None:
+def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:
+    """`tpsgd.fit` without a standardisation of its own: labels that are numbers have been."""
+    settings = Settings.of("fit", options | {"progress": False})
+    features = [f for f in features_of(settings) if not isinstance(f, StandardisedTargets)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(*arguments, progress=False, **options)
+        run_training([model], data, resolve(rule), settings, features, wrapper)
 
 
-def _without_norms(model: nn.Module, recipe: StepRecipe) -> nn.Module:
-    """The model with the norms of frozen layers folded into their weights, as in the recipe."""
+def _as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
+    """The model with norms of frozen layers folded into their weights, and standardised outputs."""
     norms = []
     for block, record in zip(layers_of(model), recipe.blocks, strict=True):
         if block.between:
             norms += block.between
             block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
             block.layer.bias = nn.Parameter(record.parameters["bias"], requires_grad=False)
+    if recipe.targets is not None:
+        for name, p in layers_of(model)[-1].layer.named_parameters():
+            p.data.copy_(recipe.blocks[-1].parameters[name])
     for module in list(model.modules()):
         for name, child in module.named_children():
             if any(child is norm for norm in norms):

@@ -24,8 +24,13 @@ TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs do
 MEASURED = SEQUENCE_ERRORS.index("MEASURED")
 PROBE = """
 #include "net.h"
+#ifdef NET_NUMBERS
+#define OUTPUTS NET_NUMBERS
+#else
+#define OUTPUTS NET_CLASSES
+#endif
 const unsigned long probe_sizes[] = {sizeof(net_state), sizeof(net_arena), NET_PARAMS,
-    NET_CLASSES, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES, NET_INPUT};
+    OUTPUTS, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES, NET_INPUT};
 """
 _P, _LABEL, _RATE, _MASK = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_float, ctypes.c_uint32
 SIGNATURES = {
@@ -139,6 +144,7 @@ class CompiledNet:
         for name, types in SIGNATURES.items():
             if hasattr(self.net, name):
                 getattr(self.net, name).argtypes = types
+        self.of_numbers = not hasattr(self.net, "net_classes")
         self.state, self.arena = (ctypes.create_string_buffer(n) for n in (state, arena))
         self.net.net_begin(self.state)
 
@@ -149,8 +155,8 @@ class CompiledNet:
 
     @property
     def classes(self) -> int:
-        """How many classes there are now."""
-        return self.net.net_classes(self.state)
+        """How many classes there are now; of a net that learns numbers, how many of these."""
+        return self.capacity if self.of_numbers else self.net.net_classes(self.state)
 
     def add_class(self) -> None:
         """Make room for a new class."""
@@ -165,7 +171,7 @@ class CompiledNet:
         return x
 
     def forward(self, x: Any) -> Tensor:
-        """The logits of one sample."""
+        """The logits, or the numbers, of one sample."""
         x, logits = self._numbers(x, self.inputs), torch.zeros(self.classes, dtype=torch.float32)
         _raise(self.net.net_forward(self.state, self.arena, x.data_ptr(), logits.data_ptr()))
         return logits
@@ -186,7 +192,15 @@ class CompiledNet:
         return numbers
 
     def _labels(self, labels: Any) -> Tensor:
-        """A label for each sample of a batch."""
+        """A label for each sample of a batch: a class, or numbers in their order."""
+        if self.of_numbers:
+            numbers = _as_tensor(labels, torch.float32, "labels").flatten()
+            if len(numbers) != self.batch * self.capacity:
+                raise TpsgdError(
+                    f"labels must have {self.capacity} numbers for each of {self.batch} samples, "
+                    f"got {len(numbers)}"
+                )
+            return numbers
         values = _as_tensor(labels, torch.int64, "labels").flatten()
         if len(values) != self.batch or not ((values >= 0) & (values < 1 << 16)).all():
             raise TpsgdError(

@@ -13,10 +13,12 @@ from tpsgd.common.files import write_together
 from tpsgd.common.output import check_new, output_folder
 from tpsgd.common.units import as_bytes, size
 from tpsgd.losses import Loss
+from tpsgd.losses import resolve as resolve_loss
 from tpsgd.rules import Rule, readout, resolve
 from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
+from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.read_model import as_samples, check_shape, read_model
 from tpsgd_export.to_c.arduino import as_library
 from tpsgd_export.to_c.check import EPOCHS, check, check_integers
@@ -70,9 +72,11 @@ def c(
         order: how the check trains; on the device, the caller says which blocks learn.
         ram: a budget such as "16KB", for the weights, the optimizer and the arena.
         seed: of the class codes.
-        loss: of the last block, if not the rule's own.
+        loss: of the last block, if not the rule's own; of numbers `mse`, `l1` or `huber`.
         samples: inputs to calibrate readouts with; without them, the first batch does it.
-        labels: of the samples; integers need them.
+        labels: of the samples; integers need them. If they are real numbers, `(samples,)` or
+            `(samples, k)`, the net learns numbers, standardised by the mean and the deviation of
+            these; labels and predictions on the device have their units.
         numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
             whose weights move by stochastic rounding. Binary points come from the samples.
         rate: the learning rate that the binary points of integers leave room for.
@@ -101,9 +105,13 @@ def c(
     learning: Any = readout() if rule is None and not floats else resolve(rule)
     if codes == "binary" or not floats:
         learning = with_binary_codes(learning)
+    if not floats and are_numbers(labels, resolve_loss(loss)):
+        raise TpsgdError(
+            f"{numbers} learns classes: labels that are numbers need numbers='float32'"
+        )
     recipe = read_model(
         model, learning, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
-        samples=samples,
+        samples=samples, labels=labels,
     )  # fmt: skip
     net = None
     if floats:
@@ -127,10 +135,11 @@ def c(
         memory = replace(memory, flash=memory.flash | scaling)
     written = texts
     if files == "arduino":
-        if recipe.recurrent or recipe.batch > 1 or not floats:
+        if recipe.recurrent or recipe.batch > 1 or not floats or recipe.targets:
             raise TpsgdError(
-                "files='arduino' has a sketch that learns one sample at a time, in floats: export "
-                "a net that is not recurrent, with batch=1 and numbers='float32', or plain files"
+                "files='arduino' has a sketch that learns one sample at a time, in floats, and its "
+                "class: export a net of classes that is not recurrent, with batch=1 and "
+                "numbers='float32', or plain files"
             )
         written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
     check_new(Path(folder), overwrite, *written)

@@ -12,7 +12,7 @@ END_OF_FUNCTIONS = "#ifdef __cplusplus\n}\n"  # in net.h
 
 def with_inputs(texts: dict[str, str], inputs: SampleFormat, recipe: StepRecipe) -> dict[str, str]:
     """The files of a net with what its inputs and classes mean."""
-    header, program = _comment(inputs), ""
+    header, program = _comment(inputs, "Classes" if recipe.targets is None else "Numbers"), ""
     if recipe.link:
         left_out = f"The outputs are logits; the model's {recipe.link} is left out."
         header += f"{comment(left_out)}\n\n"
@@ -27,8 +27,8 @@ def with_inputs(texts: dict[str, str], inputs: SampleFormat, recipe: StepRecipe)
     return texts | {"net.h": front + header + end + rest, "net.c": texts["net.c"] + program}
 
 
-def _comment(inputs: SampleFormat) -> str:
-    """The columns with their scaling, and the classes, in a comment of C."""
+def _comment(inputs: SampleFormat, labels: str) -> str:
+    """The columns with their scaling, and the labels, in a comment of C."""
     lines, scaling = [], list(zip(inputs.shift, inputs.scale, strict=True))
     if scaling and len(scaling) == len(inputs.columns):
         lines.append("SampleFormat in their order, with shift and scale:")
@@ -41,7 +41,8 @@ def _comment(inputs: SampleFormat) -> str:
             lines.append("Scaling of the inputs, shift and scale of each feature:")
             lines += wrap(", ".join(f"({a:.7g} {b:.7g})" for a, b in scaling), 94)
     if inputs.classes:
-        lines += ["Classes by their labels:", *_listed(inputs.classes)]
+        by = " by their labels" if labels == "Classes" else " of a label"
+        lines += [f"{labels}{by}:", *_listed(inputs.classes)]
     return f"{comment(*lines)}\n\n" if lines else ""
 
 

@@ -31,6 +31,7 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 FEW_CODES = QUANTILES  # bytes of codes up to which a table is smaller than computing them
 PROGRESS = 6  # words of tps_progress in kernels/cells.h
 CODES, GAIN = "class codes that learn", "gain"
+UNITS = "mean and deviation of the labels"
 Places = tuple[dict[str, int], ...]  # of every block, by name
 
 
@@ -213,6 +214,7 @@ def _lasting_ram(recipe: StepRecipe) -> dict[str, int]:
         CODES: recipe.learned - recipe.parameters,
         "moments of the optimizer": MOMENTS[recipe.optimizer] * recipe.learned,
         "scales and counters": gains(recipe) + 2 * len(recipe.blocks) * adam + bool(recipe.spare),
+        UNITS: 2 * recipe.outputs * bool(recipe.targets),
     }
     return {name: FLOAT * count for name, count in numbers.items() if count}
 
@@ -220,6 +222,8 @@ def _lasting_ram(recipe: StepRecipe) -> dict[str, int]:
 def _flash(recipe: StepRecipe) -> dict[str, int]:
     """Bytes of constants."""
     tables = {"initial weights": FLOAT * recipe.all_weights}
+    if recipe.targets:
+        tables[UNITS] = 2 * FLOAT * recipe.outputs
     codes = [block.local.codes for block in recipe.blocks if block.local]
     numbers = sum(c.table.numel() for c in codes if c.table is not None)
     if numbers:

@@ -59,10 +59,11 @@ CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 def sources(recipe: StepRecipe) -> dict[str, str]:
     """The files of a net by their names."""
     words = _words(recipe, layout(recipe))
-    program = filled("read.c" if recipe.recurrent else "learn.c", words)
+    name = "read" if recipe.recurrent else "learn"
+    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None), "lasting.c"]
     return {
-        "net.h": filled("net.h", words),
-        "net.c": program + filled("lasting.c", words),
+        "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
+        "net.c": "".join(filled(program, words) for program in programs),
         "tpsgd.h": kernels(recipe),
     }
 
@@ -104,7 +105,7 @@ def kernels(recipe: StepRecipe) -> str:
 
 def _needs(recipe: StepRecipe) -> set[str]:
     """The kernels that are left out unless a block needs them."""
-    chosen = set()
+    chosen = {"numbers"} if recipe.targets else set()
     for block in recipe.blocks:
         chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
@@ -180,6 +181,10 @@ def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
         sizes = " x ".join(map(str, shape))
         place = memory.lasting[block.number][name]
         yield f"weights[{place}]: block {block.number + 1}, {name}, {sizes}"
+    if recipe.targets:
+        yield "The last block gives numbers that are standardised:"
+        for i, (a, b) in enumerate(zip(recipe.targets.shift, recipe.targets.scale, strict=True)):
+            yield f"number {i}: mean {a:.7g}, deviation {b:.7g}"
 
 
 def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
@@ -192,8 +197,10 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
             layers.append(f"    {_layer_row(block, memory)}")
     measured = [b.local.gain for b in recipe.blocks if b.local and b.local.target]
     weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
-    tables.append(floats("initial", [*weights, torch.tensor(measured)]))
-    draw = "    tps_draw_codes(&codes{}, NET_CLASSES, s->weights + {});"
+    targets, lasting = recipe.targets, recipe.learned + len(measured)
+    units = torch.stack([targets.shift, targets.scale]) if targets else torch.tensor([])
+    tables.append(floats("initial", [*weights, torch.tensor(measured), units]))
+    draw = f"    tps_draw_codes(&codes{{}}, {recipe.outputs}u, s->weights + {{}});"
     drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
     adam, count = recipe.optimizer == "adam", len(recipe.blocks)
     return {
@@ -203,11 +210,11 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
             "Weights, which can be read and written:", *_weight_places(recipe, memory)
         ),
         "errors": error_codes(SEQUENCE_ERRORS if recipe.recurrent else ERRORS),
-        "functions": read_text(f"templates/{'read' if recipe.recurrent else 'learn'}.h"),
         "recurrent": recipe.recurrent,
         "inputs": recipe.inputs,
         "outputs": recipe.outputs,
         "classes": recipe.classes,
+        "classes_now": f"{recipe.outputs}u" if targets else "net_classes(s)",
         "spare": recipe.spare,
         "batch": recipe.batch,
         "blocks": count,
@@ -217,8 +224,11 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "params": recipe.learned,
         "gains": len(measured),
         "gains_at": f"s->weights + {recipe.learned}",
-        "numbers": recipe.learned + len(measured),
-        "initial": recipe.parameters + len(measured),
+        "means": lasting,
+        "of_numbers": targets is not None,
+        "label": "float" if targets else "uint16_t",
+        "numbers": lasting + units.numel(),
+        "initial": recipe.parameters + len(measured) + units.numel(),
         "draw_codes": "\n".join(drawn),
         "moments": MOMENTS[recipe.optimizer] * recipe.learned,
         "moments_at": "0" if recipe.optimizer == "sgd" else "s->moments",
@@ -292,7 +302,8 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
         at.get("cells.0.bias_x" if block.recurrent else "bias", NOWHERE),
         "0" if block.learns else f"fixed{i}",
         *(memory.blocks[i]["output"], layer.outputs if block.recurrent else block.pooled),
-        *(f"TPS_{word.upper()}" for word in (block.activation, kind, loss)),
+        *(f"TPS_{word.upper()}" for word in (block.activation, kind)),
+        "TPS_L1_LOSS" if loss == "l1" else f"TPS_{loss.upper()}",
         *(len(block.pools), number(block.slope)),
         f"&convolution{i}" if isinstance(layer, Convolution) else "0",
         f"pools{i}" if block.pools else "0",

@@ -23,7 +23,8 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import writable_folder, write_together
 from tpsgd.engine.fit import fit
 from tpsgd.engine.settings import Memory
-from tpsgd.losses import Loss
+from tpsgd.losses import Loss, huber, l1
+from tpsgd.losses import resolve as resolve_loss
 from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import connect
 from tpsgd.rules import Rule, resolve
@@ -41,6 +42,7 @@ STEPS, SAMPLES = 3, 6  # of the check: steps, and samples of a batch
 LONGEST = 8  # time steps of its sequences
 DRAWS = 2  # of other samples, where a sample was at a jump of a derivative
 LOGITS = "logits of predict.onnx"
+NO_NUMBERS = "labels that are numbers are not exported to ONNX; tpsgd.export.c writes them as C"
 MARK = b"ritten by tpsgd.export.onnx"  # in the first bytes of every file but the weights
 RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.003}  # that run.py begins with
 
@@ -99,13 +101,16 @@ def onnx(
         The paths, the number of nodes, and how the graph was checked.
     """
     path, rule = _graph_path(file, overwrite), resolve(rule)
+    if (chosen := resolve_loss(loss)) in (l1, huber):
+        raise TpsgdError(f"loss {chosen.name} learns numbers, and {NO_NUMBERS}")
     sample = check_shape(shape)
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
     )
     if recipe.outputs == 1:
         raise TpsgdError(
-            "a single yes-or-no output is not exported to ONNX: give the last layer two outputs"
+            "a single yes-or-no output is not exported to ONNX: give the last layer two outputs; "
+            f"{NO_NUMBERS}"
         )
     scaling = read_inputs(inputs, None, recipe)
     step, state = (epoch_model if epoch else step_model)(recipe, sample)

@@ -108,6 +108,11 @@ def _check(path: Path, data: Any, lr: Any) -> None:
         raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
     if not isinstance(data, Data):
         raise TpsgdError(f"data must be a data set of tpsgd.data.load, not {type(data).__name__}")
+    if data.targets or data.train[1].dim() > 1:
+        raise TpsgdError(
+            "a page learns a class for each sample: numbers, and labels of steps or pixels, have "
+            "none; tpsgd.export.c writes numbers as C"
+        )
     if not isinstance(lr, (int, float)) or not 0 < lr <= LARGEST_RATE:
         raise TpsgdError(f"lr must be above 0 and at most {LARGEST_RATE:,}, got {lr}")
 

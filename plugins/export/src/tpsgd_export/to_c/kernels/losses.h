@@ -1,8 +1,45 @@
-/* ---- losses: of logits, and local ones of a block's output ---- */
+/* ---- losses: of outputs, and local ones of a block's output ---- */
+
+#ifdef TPS_WITH_NUMBERS
+typedef float tps_label; /* `count` of them for each sample */
+typedef struct { const float *numbers, *mean, *deviation; uint32_t count; } tps_truth;
+
+/* Number c of a sample's label, standardised */
+TPS_FN float tps_number(tps_truth t, uint32_t c)
+{
+    return (t.numbers[c] - t.mean[c]) / t.deviation[c];
+}
+
+/* e: outputs for one sample, which become the derivative of the loss, times a factor */
+TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t count, tps_truth truth, float factor)
+{
+    uint32_t c;
+    float loss = 0.0f;
+    for (c = 0; c < count; c++) {
+        float rest = e[c] - tps_number(truth, c), d = rest;
+        if (kind == TPS_L1_LOSS) d = rest > 0.0f ? 1.0f : rest < 0.0f ? -1.0f : 0.0f;
+        if (kind == TPS_HUBER) d = rest > 1.0f ? 1.0f : rest < -1.0f ? -1.0f : rest;
+        loss += d * (kind == TPS_L1_LOSS ? rest : rest - 0.5f * d);
+        e[c] = d * factor;
+    }
+    return loss;
+}
+
+/* Number i of the projected label P y* */
+TPS_FN float tps_aim(const tps_codes *p, tps_truth truth, uint32_t i)
+{
+    uint32_t c;
+    float sum = 0.0f;
+    for (c = 0; c < truth.count; c++) sum += tps_number(truth, c) * tps_code(p, c, i);
+    return sum;
+}
+#else
+typedef uint16_t tps_label;
+typedef uint32_t tps_truth; /* a class */
 
 /* e: logits of one sample, which become the derivative of the loss, times a factor.
  * With one output and TPS_BCE the label is 0 or 1. */
-TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t classes, uint32_t label, float factor)
+TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t classes, tps_truth label, float factor)
 {
     uint32_t c;
     float largest = e[0], sum = 0.0f, loss = 0.0f;
@@ -35,15 +72,18 @@ TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t classes, uint32_t label, 
     return loss;
 }
 
+TPS_FN float tps_aim(const tps_codes *p, tps_truth label, uint32_t i) { return tps_code(p, label, i); }
+#endif
+
 #ifdef TPS_WITH_TARGETS
 /* dz of one unit of one sample, from the distance to its class code; `share`: 1 / batch */
-TPS_FN float tps_towards_code(const tps_block *b, uint32_t label, uint32_t unit, const float *y,
+TPS_FN float tps_towards_code(const tps_block *b, tps_truth label, uint32_t unit, const float *y,
                               float share, float *dz)
 {
     uint32_t i;
     float loss = 0.0f;
     for (i = 0; i < b->pixels; i++) {
-        float code = tps_code(b->codes, label, unit * b->pixels + i), rest = y[i] - code, dy;
+        float code = tps_aim(b->codes, label, unit * b->pixels + i), rest = y[i] - code, dy;
         if (b->local == TPS_L2) {
             dy = rest * share;
             loss += 0.5f * rest * dy;

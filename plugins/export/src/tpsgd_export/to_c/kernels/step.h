@@ -7,7 +7,26 @@ typedef struct {
     uint32_t count, batch, classes, params;
     float *arena;
     uint32_t dz, logits; /* places in the arena */
+#ifdef TPS_WITH_NUMBERS
+    const float *mean, *deviation; /* of each number of a label */
+#endif
 } tps_net;
+
+/* The label of sample n of a batch */
+TPS_FN tps_truth tps_truth_of(const tps_net *net, const tps_label *labels, uint32_t n)
+{
+#ifdef TPS_WITH_NUMBERS
+    tps_truth truth = {0, 0, 0, 0};
+    truth.numbers = labels + n * net->classes;
+    truth.mean = net->mean;
+    truth.deviation = net->deviation;
+    truth.count = net->classes;
+    return truth;
+#else
+    (void)net;
+    return labels[n];
+#endif
+}
 
 /* Outputs of a block for some samples, before the pools */
 TPS_FN float *tps_outputs(const tps_net *net, const tps_block *b, const float *weights, const float *x,
@@ -61,14 +80,19 @@ TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x,
         tps_pool_outputs(net->blocks + i, y, 1);
         x = y;
     }
-    for (i = 0; i < net->classes; i++) logits[i] = x[i];
+    for (i = 0; i < net->classes; i++) {
+        logits[i] = x[i];
+#ifdef TPS_WITH_NUMBERS
+        logits[i] = logits[i] * net->deviation[i] + net->mean[i];
+#endif
+    }
     return tps_usable(logits, net->classes) ? TPS_OK : TPS_DIVERGED;
 }
 
 #ifdef TPS_WITH_READOUT
 /* Derivatives of every sample's logits, in the arena; the loss comes back. */
 TPS_FN float tps_readout(const tps_net *net, const tps_block *b, const float *weights, float *gains,
-                         const float *y, const uint16_t *labels)
+                         const float *y, const tps_label *labels)
 {
     float *e = net->arena + net->logits, gain = b->gain, loss = 0.0f, share = 1.0f / (float)net->batch;
     uint32_t n;
@@ -81,7 +105,7 @@ TPS_FN float tps_readout(const tps_net *net, const tps_block *b, const float *we
     }
     for (n = 0; n < net->batch; n++, e += net->classes) {
         tps_read_out(b, weights, gain, y + n * b->units * b->pixels, e, net->classes);
-        loss += tps_loss(b->loss, e, net->classes, labels[n], gain * share) * share;
+        loss += tps_loss(b->loss, e, net->classes, tps_truth_of(net, labels, n), gain * share) * share;
     }
     return loss;
 }
@@ -110,7 +134,7 @@ TPS_FN void tps_move_codes(const tps_net *net, const tps_block *b, const tps_rat
 
 /* dz of one unit for every sample; the loss of targets comes back. */
 TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weights, const float *y,
-                      const uint16_t *labels, uint32_t unit)
+                      const tps_label *labels, uint32_t unit)
 {
     float *dz = net->arena + net->dz, loss = 0.0f;
     uint32_t n, numbers = b->units * b->pixels;
@@ -123,7 +147,7 @@ TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weigh
                           net->classes);
 #endif
 #ifdef TPS_WITH_TARGETS
-        else loss += tps_towards_code(b, labels[n], unit, own, 1.0f / (float)net->batch, dz);
+        else loss += tps_towards_code(b, tps_truth_of(net, labels, n), unit, own, 1.0f / (float)net->batch, dz);
 #endif
     }
     (void)labels;
@@ -133,13 +157,13 @@ TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weigh
 
 /* One block learns from the batch whose outputs y are. */
 TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
-                       float *gains, const float *x, float *y, const uint16_t *labels)
+                       float *gains, const float *x, float *y, const tps_label *labels)
 {
     uint32_t unit, n;
     float loss = 0.0f, share = 1.0f / (float)net->batch;
     if (b->local == TPS_HEAD)
         for (n = 0; n < net->batch; n++)
-            loss += tps_loss(b->loss, y + n * b->units, net->classes, labels[n], share) * share;
+            loss += tps_loss(b->loss, y + n * b->units, net->classes, tps_truth_of(net, labels, n), share) * share;
 #ifdef TPS_WITH_READOUT
     if (b->local == TPS_READOUT) loss = tps_readout(net, b, weights, gains, y, labels);
 #endif
@@ -159,20 +183,24 @@ TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r
     return loss;
 }
 
-TPS_FN int tps_refuse(const tps_net *net, const float *x, const uint16_t *labels, float lr)
+TPS_FN int tps_refuse(const tps_net *net, const float *x, const tps_label *labels, float lr)
 {
     uint32_t n;
     if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
     if (!(lr >= 0.0f && lr <= TPS_FASTEST)) return TPS_BAD_RATE;
     for (n = 0; n < net->batch; n++)
+#ifdef TPS_WITH_NUMBERS
+        if (!tps_usable(labels + n * net->classes, net->classes)) return TPS_BAD_LABEL;
+#else
         if (labels[n] >= (net->classes == 1 ? 2u : net->classes)) return TPS_BAD_LABEL;
+#endif
     return TPS_OK;
 }
 
 /* Every block with its bit in `learns` learns as the batch passes. A block whose output is not
  * finite does not learn, and ends the step. */
 TPS_FN int tps_step(const tps_net *net, float *weights, float *moments, float *ticks, float *gains,
-                    const float *x, const uint16_t *labels, float lr, uint32_t learns, float *loss)
+                    const float *x, const tps_label *labels, float lr, uint32_t learns, float *loss)
 {
     uint32_t i;
     int error = tps_refuse(net, x, labels, lr);

@@ -17,31 +17,15 @@ void net_begin(net_state *s)
     net_forget(s);
 }
 
-uint32_t net_classes(const net_state *s)
-{
-    (void)s;
-@spare     return s->classes;
-@!spare     return ${classes}u;
-}
-
-int net_add_class(net_state *s)
-{
-@spare     if (s->classes >= NET_CLASSES) return NET_NO_SPACE;
-@spare     s->classes++;
-@spare     return NET_OK;
-@!spare     (void)s;
-@!spare     return NET_NO_SPACE;
-}
-
 void net_save(const net_state *s, uint8_t *record)
 {
-    const uint32_t head[3] = {$fingerprint, $mask, NET_CLASSES};
-    tps_save(record, head, net_classes(s), s->weights, $numbers);
+    const uint32_t head[3] = {$fingerprint, $mask, ${outputs}u};
+    tps_save(record, head, $classes_now, s->weights, $numbers);
 }
 
 int net_load(net_state *s, const uint8_t *record)
 {
-    const uint32_t head[3] = {$fingerprint, $mask, NET_CLASSES};
+    const uint32_t head[3] = {$fingerprint, $mask, ${outputs}u};
     uint32_t classes = tps_load(record, head, $classes, s->weights, $numbers);
     if (!classes) return NET_BAD_RECORD;
 @spare     s->classes = classes;

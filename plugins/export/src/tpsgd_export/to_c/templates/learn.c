@@ -6,24 +6,27 @@ $tables
 static const tps_block blocks[NET_BLOCKS] = {
 $rows};
 
-static tps_net net_of(float *arena, uint32_t classes)
+static tps_net net_of(const net_state *s, net_arena *a)
 {
-    tps_net net = {blocks, $blocks, $batch, 0, $params, 0, $dz, $logits};
-    net.classes = classes;
-    net.arena = arena;
+@!of_numbers     tps_net net = {blocks, $blocks, $batch, 0, $params, 0, $dz, $logits};
+@!of_numbers     net.classes = net_classes(s);
+@of_numbers     tps_net net = {blocks, $blocks, $batch, NET_NUMBERS, $params, 0, $dz, $logits, 0, 0};
+@of_numbers     net.mean = s->weights + NET_MEANS;
+@of_numbers     net.deviation = net.mean + NET_NUMBERS;
+    net.arena = a->numbers;
     return net;
 }
 
 int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 {
-    tps_net net = net_of(a->numbers, net_classes(s));
+    tps_net net = net_of(s, a);
     return tps_forward(&net, s->weights, x, logits);
 }
 
-int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
+int net_step(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
              uint32_t learns, float *loss)
 {
-    tps_net net = net_of(a->numbers, net_classes(s));
+    tps_net net = net_of(s, a);
     return tps_step(&net, s->weights, $moments_at, $ticks_at, $gains_at, x, labels, lr, learns, loss);
 }
 

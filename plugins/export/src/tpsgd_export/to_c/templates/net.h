@@ -7,12 +7,14 @@ $summary
 
 @recurrent #define NET_INPUT $inputs /* numbers of a time step */
 @!recurrent #define NET_INPUT $inputs /* numbers of a sample */
-#define NET_CLASSES $outputs /* at most */
+@!of_numbers #define NET_CLASSES $outputs /* at most */
+@of_numbers #define NET_NUMBERS $outputs /* of a label */
 @recurrent #define NET_BATCH 1 /* sequence at a time, of any number of steps */
 @!recurrent #define NET_BATCH $batch /* samples of a step */
 #define NET_BLOCKS $blocks
 #define NET_ALL_BLOCKS $all_blocks
 #define NET_PARAMS $params
+@of_numbers #define NET_MEANS $means /* their place in net_state */
 #define NET_RECORD_BYTES (24ul + 4ul * ${numbers}ul)
 #define NET_RAM_BYTES $ram /* of net_state and net_arena */
 
@@ -23,6 +25,7 @@ $places
 typedef struct {
 @gains     float weights[$numbers]; /* the last ones: measured gains of readouts */
 @!gains     float weights[$numbers];
+@of_numbers     /* then, from NET_MEANS on, the means of the labels, and their deviations */
 @moments     float moments[$moments];
 @ticks     float ticks[$ticks];
 @spare     uint32_t classes; /* that have come so far */
@@ -53,11 +56,11 @@ extern "C" {
 void net_begin(net_state *s);
 
 $functions
-/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
- * changes no output of the others. */
-uint32_t net_classes(const net_state *s);
-int net_add_class(net_state *s);
-
+@!of_numbers /* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
+@!of_numbers  * changes no output of the others. */
+@!of_numbers uint32_t net_classes(const net_state *s);
+@!of_numbers int net_add_class(net_state *s);
+@!of_numbers 
 /* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
  * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused.
  * The record has no moments: after net_load the optimizer begins anew. */

@@ -5,7 +5,13 @@
 static net_state state;
 static net_arena arena;
 static float x[COUNT], loss[NET_BLOCKS];
+#ifdef NET_NUMBERS
+static float labels[NET_BATCH * NET_NUMBERS];
+#define GAINS_END NET_MEANS
+#else
 static uint16_t labels[NET_BATCH];
+#define GAINS_END sizeof state.weights / sizeof(float)
+#endif
 
 static int step(uint32_t blocks)
 {
@@ -29,10 +35,10 @@ int main(int count, char **files)
     uint32_t i, blocks;
     int error = 0;
     net_begin(&state);
-    for (i = NET_PARAMS; i < sizeof state.weights / sizeof(float); i++)
+    for (i = NET_PARAMS; i < GAINS_END; i++)
         state.weights[i] = 0.0f; /* gains: the first batch measures them, as in tpsgd.fit */
     while (!error && fread(&blocks, 4, 1, in) == 1) {
-        if (fread(x, 4, COUNT, in) != COUNT || fread(labels, 2, NET_BATCH, in) != NET_BATCH)
+        if (fread(x, 4, COUNT, in) != COUNT || fread(labels, sizeof labels, 1, in) != 1)
             return 100;
         error = step(blocks);
     }
