@@ -162,9 +162,11 @@ def test_arms_that_only_save_memory_share_a_search(data, trained):
 
 
 def test_the_test_samples_have_no_part_in_the_choice(data, monkeypatch):
-    seen, evaluate = [], trials_module.evaluate
+    seen, score = [], trials_module.score
     monkeypatch.setattr(
-        trials_module, "evaluate", lambda model, held: seen.append(held) or evaluate(model, held)
+        trials_module,
+        "score",
+        lambda model, held, target: (seen.append(held), score(model, held, target))[1],
     )
     other = replace(data, test=(data.test[0], 1 - data.test[1]))
     one, two = (compare(d, NET, ["drtp"], **SEARCH, optimizer=tpsgd.sgd) for d in (data, other))
@@ -220,6 +222,10 @@ def test_an_arm_that_fails_with_every_rate_has_its_error_and_the_others_go_on(da
     error = "drtp failed with every setting: RuntimeError: no memory left"
     assert [r.error for r in record.results] == [None, error, None]
     assert f"drtp failed: {error}" in str(record)
-    several = replace(data, train=(data.train[0], torch.rand(80, 2).round()))
-    with pytest.raises(tpsgd.TpsgdError, match="needs one class per sample"):
-        compare(several, NET, [], **SEARCH, loss=tpsgd.bce)
+
+
+def test_rates_of_several_labels_per_sample_are_searched(data):
+    x, _ = data.train
+    several = replace(data, train=(x, (x[:, :2] > 0).float()), test=(x, (x[:, :2] > 0).float()))
+    record = compare(several, NET, [], **SEARCH, loss=tpsgd.bce)
+    assert all(r.counts and r.arm.lr for r in record.results)

@@ -94,7 +94,7 @@ def test_the_test_samples_have_no_part_in_the_choice(data, monkeypatch):
     x, y = data.test
     seen = []
     monkeypatch.setattr(
-        trials, "evaluate", lambda model, held: seen.append(held) or tpsgd.evaluate(model, held)
+        trials, "score", lambda model, held, _: seen.append(held) or tpsgd.evaluate(model, held)
     )
     noise = Data(data.name, data.train, (x, 1 - y), data.classes, data.shape, "")
     options = {"rates": [0.001, 0.05], "scales": [12], "epochs": 6, "batch_size": 8}

@@ -63,6 +63,38 @@ RULES = {
 }
 
 
+class TwoInputs(nn.Module):
+    """A net of a class, traced: its second input is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 9), nn.Linear(9 + 2, 7)
+        self.head = nn.Linear(7 + 2, 3)
+
+    def forward(self, points: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(points))
+        x = torch.tanh(self.second(torch.cat([x, marks], 1)))
+        return self.head(torch.cat([x, marks], 1))
+
+
+def two_inputs(n: int = 30) -> tuple:
+    x, y = POINTS(n)
+    return (x, x[:, :2] ** 2), y
+
+
+def numbers(n: int = 30) -> tuple:
+    x = POINTS(n)[0]
+    return x, 200 + 40 * x[:, :2] @ x.new_tensor([[1.0, -0.5], [2.0, 3.0]])
+
+
+def steps(n: int = 30) -> tuple:
+    """Sequences with a label for every step but the second."""
+    x = torch.randn(n, 5, 6, generator=torch.Generator().manual_seed(2)).double()
+    y = (x[..., 0] > 0).long() + (x[..., 1] > 0)
+    y[:, 1] = -100
+    return x, y
+
+
 def loader(n: int = 30, **options: Any) -> DataLoader:
     return DataLoader(TensorDataset(*POINTS(n)), batch_size=11, shuffle=True, **options)
 
@@ -155,6 +187,20 @@ def solvers_and_backprop() -> dict[str, Case]:
     }
 
 
+def labels_and_models() -> dict[str, Case]:
+    """Labels that are numbers, or come for every step, and a model of a class."""
+    together, solved = {"order": tpsgd.simultaneous}, {"optimizer": [momentum, tpsgd.ridge()]}
+    of_numbers, penalised = partial(mlp, 6, 9, 2), [momentum, tpsgd.ridge(0.1)]
+    return {
+        "numbers": Case(of_numbers, numbers, together),
+        "numbers, ridge head": Case(of_numbers, numbers, {"optimizer": penalised}),
+        "two inputs of a class": Case(TwoInputs, two_inputs, {"validation": two_inputs(19)}),
+        "two inputs, backprop": Case(TwoInputs, two_inputs, {}, backprop=True),
+        "labels of steps": Case(partial(mlp, 6, 9, 3), steps, together),
+        "labels of steps, ridge head": Case(partial(mlp, 6, 9, 3), steps, solved),
+    }
+
+
 def as_micro_batches() -> dict[str, Case]:
     """What sees the samples of its rank only: as in micro-batches of as many samples."""
     norm = net(lambda: nn.Linear(6, 9), lambda: nn.BatchNorm1d(9), nn.Tanh, lambda: nn.Linear(9, 3))
@@ -167,13 +213,13 @@ def as_micro_batches() -> dict[str, Case]:
     }
 
 
-CASES = nets_and_rules() | settings_of_fit() | solvers_and_backprop()
+CASES = nets_and_rules() | settings_of_fit() | solvers_and_backprop() | labels_and_models()
 OF_SAMPLES_TOGETHER = as_micro_batches()
 ON_TWO_RANKS = [  # in make test; the others in make test-all
     "readout sequential", "readout learned simultaneous", "quartic sequential", "dfa",
     "cnn readout", "rnn drtp", "diagonal readout", "fewer samples than ranks", "micro-batches",
     "early stopping", "one cycle", "flips", "loader, other numbers drawn", "loader, recomputed",
-    "float32", "ridge head", "rls head", "backprop", *OF_SAMPLES_TOGETHER,
+    "float32", "ridge head", "rls head", "backprop", *labels_and_models(), *OF_SAMPLES_TOGETHER,
 ]  # fmt: skip
 ON_FOUR_RANKS = [
     "readout sequential", "readout learned simultaneous", "dfa", "cnn readout", "rnn drtp",

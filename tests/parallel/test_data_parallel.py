@@ -133,6 +133,7 @@ def agree(ranks, name, weights, record, rtol=1e-9, atol=1e-10):
         assert (a["block"], a["epoch"]) == (b.block, b.epoch)
         assert (a["accuracy"], a["val_accuracy"]) == (b.accuracy, b.val_accuracy)
         assert a["loss"] == pytest.approx(b.loss, rel=1e-5)
+        assert a["r2"] == (b.r2 and pytest.approx(b.r2, rel=1e-5))
         assert a["val_loss"] == (b.val_loss and pytest.approx(b.val_loss, rel=1e-5))
     assert run["sample_passes"] == record.sample_passes
     assert run["forward_passes"] == record.forward_passes

@@ -609,7 +609,7 @@ def test_settings_it_cannot_take(given, said):
 BAD_DATA = {
     "float labels": ((X, F.one_hot(Y, 3).float()), "got float labels"),
     "float rows in a loader": (_Own(X, F.one_hot(Y, 3).float()), "got float labels"),
-    "several labels": ((X, F.one_hot(Y, 3)), r"shape \(samples,\)"),
+    "several labels": ((X, F.one_hot(Y, 3)), "one class for each sample"),
     "out of range": ((X, Y + 1), "label 3 is out of range"),
     "nan": ((X.clone().fill_(math.nan), Y), "NaN or infinity"),
     "empty": ((X[:0], Y[:0]), "the data is empty"),

@@ -193,7 +193,7 @@ BAD = [
     (lambda: (X[:2], [3, 12]), "label 12 skips class 10: .* classes 0 to 9, .* from 10 without"),
     (lambda: (X[:2], ["a", "b"]), "y must be numbers"),
     (lambda: (X[:2], torch.rand(2, 3)), "rows of shape"),
-    (lambda: (X[:2].int(), torch.rand(2)), "rows of shape"),
+    (lambda: (X[:2], torch.rand(2)), "10 outputs, and y has 1 number .* labels must be whole"),
 ]
 
 

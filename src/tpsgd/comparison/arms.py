@@ -9,6 +9,7 @@ from tpsgd import rules
 from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.comparison import closed_forms
+from tpsgd.comparison.scores import target_of
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
 from tpsgd.engine.arm import BACKPROP, Arm
@@ -17,11 +18,12 @@ from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Order, Settings
 from tpsgd.engine.solvers import ridge
+from tpsgd.engine.spec import refuse_comparing
 from tpsgd.memory.rehearse import Inputs, best_segments
 from tpsgd.nets.cuts.split import LAYERS, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Entry, Rule, frozen
-from tpsgd.targets import Target
+from tpsgd.targets import Target, refuse_all_but_classes
 from tpsgd.train import sequential, simultaneous
 from tpsgd.zoo.words import Factory, is_recurrent
 from tpsgd.zoo.words import reservoir as reservoir_like
@@ -119,8 +121,12 @@ def suited(
 ) -> tuple[list[Arm], list[str]]:
     """The arms that this net and these data allow, and a remark on each of the others."""
     allowed, remarks = [], []
+    target = target_of(data.train[1], settings.loss)
     for a in arms:
         try:
+            refuse_comparing([a.rule, a.rule] if a.rule else [], target)
+            if a.of_classes:
+                refuse_all_but_classes(a.name, target)
             allowed.append(_fitted(a, factory, data, settings) if a.backprop else a)
         except TpsgdError as error:
             remarks.append(f"{a.name} is left out: {error}")

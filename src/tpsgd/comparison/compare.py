@@ -1,4 +1,4 @@
-"""`compare`: the same models, data and epochs under several rules; accuracy, time and memory.
+"""`compare`: the same models, data and epochs under several rules; accuracy or R², time, memory.
 
 Every comparison has two reference arms: backprop, and the frozen control, whose hidden blocks are
 never trained. Restarts take turns (all arms with one seed, then all with the next), so that a busy
@@ -17,7 +17,8 @@ from tpsgd.comparison.arms import arm, suited, with_controls
 from tpsgd.comparison.finished_runs import COMPARISON, FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
 from tpsgd.comparison.report.table import effort, failures, head, rows
-from tpsgd.comparison.results import Result, Results
+from tpsgd.comparison.results import R2, Result, Results
+from tpsgd.comparison.scores import as_data, target_of
 from tpsgd.comparison.session import Session
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
@@ -53,7 +54,7 @@ Progress = Callable[[Comparison, Arm, float], None]
 
 
 def compare(
-    data: Data,
+    data: Data | Sequence[Any],
     factory: Factory,
     arms: Sequence[str | Rule | Arm],
     *,
@@ -69,7 +70,9 @@ def compare(
     """Train fresh models under every arm, and under backprop and the frozen control.
 
     Args:
-        data: the training and the test set, as from `tpsgd.data.load`.
+        data: the training and the test set, as from `tpsgd.data.load`, or ((x, y), (x_test,
+            y_test)). Labels may be all that `fit` takes: of numbers, R² is in place of accuracy; of
+            steps or pixels, those with a label count.
         factory: makes a fresh model.
         arms: words of `tpsgd rules` such as "readout", rules, or arms such as `tpsgd.peers.zorb()`.
         restarts: the number of models that each arm trains.
@@ -96,7 +99,8 @@ def compare(
         The record: `print` shows a table, `record.write(folder)` writes a report. Ctrl-C ends the
         comparison early: `interrupted` is then True, and the restarts that finished are in the
         record. An arm that fails has its `error`, and the others go on; "backprop-checkpointed" is
-        left out, with a remark, if the net cannot be cut into segments.
+        left out, with a remark, if the net cannot be cut into segments, and so are arms that need
+        one class for each sample, if labels are others.
 
     Examples:
         >>> import tpsgd
@@ -106,7 +110,7 @@ def compare(
         >>> [result.arm.name for result in record.results]
         ['backprop', 'readout', 'tpsgd-l2', 'frozen']
     """
-    check(data, arms, restarts)
+    data = check(data, arms, restarts, factory, settings.get("loss"))
     common = with_lengths(Settings.of("compare", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     equally.check(equal, seconds, common.epochs)
@@ -116,6 +120,7 @@ def compare(
     compared, unsuited = suited(compared, factory, data, common)
     described = {**(notes or {}), **shared_settings(common, compared)}
     described |= {"restarts": restarts, "equal": equal}
+    described |= {"score": R2} if target_of(data.train[1], common.loss).numbers else {}
     results = [Result(a) for a in compared]
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = _identity(record, factory, data, seconds)
@@ -143,17 +148,13 @@ def compare(
     return record
 
 
-def check(data: Any, arms: Any, restarts: int) -> None:
-    """Refuse bad arguments."""
+def check(data: Any, arms: Any, restarts: int, factory: Factory, loss: Any) -> Data:
+    """The data as a data set; bad arguments are refused."""
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
-    if not isinstance(data, Data):
-        raise TpsgdError(
-            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}; wrap "
-            "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
-        )
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")
+    return as_data(data, loss, factory)
 
 
 def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from statistics import fmean, median, stdev
 from typing import Any
 
 from tpsgd.comparison.provenance import versions
+from tpsgd.comparison.scores import as_json
 from tpsgd.comparison.trials import Trial
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import Run
 
+R2 = "R²"
 THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 
 
@@ -19,7 +22,8 @@ THROUGH_TIME = "backprop through time: gradients go through all layers and steps
 class Result:
     """An arm's finished restarts: test accuracies, 0 to 1, and runs; `error` if the arm failed.
 
-    `trials` are the short runs by which its learning rate was chosen.
+    Where labels are numbers, R² is in place of accuracies. `trials` are the short runs by which its
+    learning rate was chosen.
     """
 
     arm: Arm
@@ -43,7 +47,7 @@ class Result:
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """Mean and standard deviation of the test accuracy."""
+        """Mean and standard deviation of the test accuracy, or of R²."""
         values = self.accuracies
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
@@ -62,19 +66,21 @@ class Result:
         """The confusion matrix of all restarts together."""
         return sum(self.confusions[1:], self.confusions[0]) if self.confusions else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The arm, its summary and its restarts as plain values."""
+    def as_dict(self, numbers: bool = False) -> dict[str, Any]:
+        """The arm, its summary and its restarts as plain values; `numbers`: of labels."""
         summary = None
         if self.counts:
             mean, std = self.accuracy
-            summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
+            summary = as_json({"accuracy": mean, "accuracy_std": std}, numbers)
+            summary["seconds"] = self.seconds
             for name in ("total_bytes", "peak_bytes", "kept_bytes"):
                 summary[name] = getattr(self.largest, name)
             summary |= self.confusion.as_dict() if self.confusion else {}
         pairs = zip(self.accuracies, self.runs, strict=True)
-        restarts = [{"accuracy": accuracy, **run.as_dict()} for accuracy, run in pairs]
+        restarts = [as_json({"accuracy": a}, numbers) | run.as_dict() for a, run in pairs]
         names = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
-        names |= {"lr": self.arm.lr, "trials": [vars(trial) for trial in self.trials]}
+        trials = [as_json(vars(trial), numbers) for trial in self.trials]
+        names |= {"lr": self.arm.lr, "trials": trials}
         return {**names, "summary": summary, "restarts": restarts}
 
 
@@ -90,6 +96,11 @@ class Results:
     versions: dict[str, str] = field(default_factory=versions)
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     interrupted: bool = False
+
+    @property
+    def numbers(self) -> bool:
+        """Whether labels are numbers, so that models are compared by R²."""
+        return self.settings.get("score") == R2
 
     @property
     def asked(self) -> int:
@@ -108,10 +119,10 @@ class Results:
 
     @property
     def ranked(self) -> list[Result]:
-        """Backprop first, its other forms next, the controls last; groups by accuracy."""
+        """Backprop first, its other forms next, the controls last; groups by accuracy or R²."""
 
         def rank(r: Result) -> tuple[int, bool, float]:
-            accuracy = r.accuracy[0] if r.counts else -1.0
+            accuracy = r.accuracy[0] if r.counts else -inf
             return r.arm.control - r.arm.backprop, not r.arm.reference, -accuracy
 
         return sorted(self.results, key=rank)
@@ -128,4 +139,4 @@ class Results:
         """All of it as plain values."""
         plain = {k: v for k, v in vars(self).items() if k != "results"}
         counts = {"asked": self.asked, "finished": self.finished}
-        return {**plain, **counts, "arms": [r.as_dict() for r in self.results]}
+        return {**plain, **counts, "arms": [r.as_dict(self.numbers) for r in self.results]}

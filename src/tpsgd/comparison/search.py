@@ -20,6 +20,7 @@ from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
+from tpsgd.comparison.scores import as_json
 from tpsgd.comparison.trials import (
     Progress,
     Trial,
@@ -69,7 +70,8 @@ class ModelSearch:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
-        trials = [asdict(t) | {"accuracy": t.accuracy} for t in self.trials]
+        numbers = self.test.numbers
+        trials = [as_json(asdict(t) | {"accuracy": t.accuracy}, numbers) for t in self.trials]
         chosen = {name: trial.values for name, trial in self.chosen.items()}
         return {
             "held_out": self.held_out,
@@ -81,19 +83,22 @@ class ModelSearch:
     def __str__(self) -> str:
         names = list(dict.fromkeys(name for t in self.trials for name in t.values))
         rows = [self._row(trial, names) for trial in self.trials]
-        table = columns([("rule", *names, "held-out %", "seconds", ""), *rows])
+        held_out = "held-out R²" if self.test.numbers else "held-out %"
+        table = columns([("rule", *names, held_out, "seconds", ""), *rows])
         failed = [f"\n{t.arm} ({t}) failed: {t.error}" for t in self.trials if t.error]
         return f"{table}{''.join(failed)}\n\ntest samples, with the values chosen (*):\n{self.test}"
 
     def _row(self, trial: Trial, names: list[str]) -> tuple[str, ...]:
         values = [f"{trial.values[n]:g}" if n in trial.values else "–" for n in names]
         shown = "failed" if trial.accuracy is None else f"{100 * trial.accuracy:.1f}"
+        if self.test.numbers and trial.accuracy is not None:
+            shown = f"{trial.accuracy:.3f}"
         best = "*" if trial is self.chosen.get(trial.arm) else ""
         return (trial.arm, *values, shown, f"{trial.seconds:.2f}", best)
 
 
 def search(
-    data: Data,
+    data: Data | Sequence[Any],
     factory: Callable[..., nn.Module],
     rule: str | Rule | Arm = "readout-learned",
     *,
@@ -143,7 +148,7 @@ def search(
     """
     if "lr" in settings:
         raise TpsgdError("a search chooses the learning rate: leave lr out, or give rates=[...]")
-    check(data, [rule], restarts)
+    data = check(data, [rule], restarts, factory, settings.get("loss"))
     common = with_lengths(Settings.of("search", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}

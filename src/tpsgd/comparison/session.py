@@ -13,6 +13,7 @@ from tpsgd.comparison import equal as equally
 from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.finished_runs import FAILURES, FinishedRuns, Values
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.comparison.scores import score, target_of
 from tpsgd.comparison.trials import (
     Trial,
     best_of_arm,
@@ -25,7 +26,6 @@ from tpsgd.comparison.trials import (
 from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.confusion import confusion
-from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.learners.optimizers import adam, sgd
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
@@ -144,7 +144,7 @@ class Session:
             model, run = trained.models[0], trained.runs[0].as_dict()
             if result.arm.backprop and not result.arm.remark and is_recurrent(model):
                 result.arm = replace(result.arm, remark=THROUGH_TIME)
-            return {"run": run, **_test(model, self.data)}
+            return {"run": run, **_test(model, self.data, self.common.loss)}
 
         if result.error is None:
             key = {"rule": result.arm.name, "values": {}}
@@ -168,10 +168,11 @@ class Session:
         return share
 
 
-def _test(model: Any, data: Data) -> Values:
-    """Accuracy and, where samples have one class out of not too many, the confusion matrix."""
+def _test(model: Any, data: Data, loss: Any) -> Values:
+    """Accuracy and, for labels of one class out of not too many, the confusion matrix; or R²."""
     if data.test[1].is_floating_point() or len(data.classes) > MOST_CLASSES:
-        return {"accuracy": evaluate(model, data.test), "confusion": []}
+        target = target_of(data.train[1], loss)
+        return {"accuracy": score(model, data.test, target), "confusion": []}
     matrix = confusion(model, data.test)
     if len(matrix.classes) == len(data.classes):  # a model may have more outputs than classes
         matrix = replace(matrix, classes=data.classes)

@@ -5,6 +5,7 @@ comparison learning rates, by successive halving: all rates are tried for few ep
 them for more. A finished trial is in a file and is not repeated. The test set has no part in any.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.comparison.finished_runs import FinishedRuns, Key, Values
+from tpsgd.comparison.scores import score, target_of
 from tpsgd.data import Data
 from tpsgd.data.split import hold_out
 from tpsgd.engine.arm import Arm
-from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.learners.optimizers import sgd
 from tpsgd.engine.settings import listed
 
@@ -33,7 +34,10 @@ Progress = Callable[[str, float, float], None]
 
 @dataclass(kw_only=True)
 class TrialResult:
-    """Accuracies on the held-out samples, one per restart, and the cost of a training run."""
+    """Accuracies on the held-out samples, one per restart, and the cost of a training run.
+
+    Where labels are numbers, R² is in place of accuracies.
+    """
 
     accuracies: list[float] = field(default_factory=list)
     seconds: float = 0.0  # the mean over restarts
@@ -110,10 +114,11 @@ def task_of_arm(
 ) -> Task[Trial]:
     """The trial of an arm that has these values, on samples to train on and held-out ones."""
     train, held_out = samples
+    target = target_of(train[1], settings.get("loss"))
 
     def measure(seed: int, checkpoint: Values) -> Values:
         trained = arm.train(factory, train, **{**settings, "seed": seed, **checkpoint})
-        accuracy, run = evaluate(trained.models[0], held_out), trained.runs[0]
+        accuracy, run = score(trained.models[0], held_out, target), trained.runs[0]
         return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
 
     key, seed = {"rule": arm.name, "values": values}, settings.get("seed", 0)
@@ -147,11 +152,14 @@ def split_rows(y: Tensor, size: float, seed: int, name: str = "the data") -> tup
 
 
 def split_training(data: Data, size: float, seed: int) -> tuple[Any, Any]:
-    """Training samples to train on, and those that are held out."""
+    """Training samples to train on, and those that are held out.
+
+    Classes keep their shares, if a sample has one; otherwise all samples are alike.
+    """
     x, y = data.train
-    if y.is_floating_point():
-        raise TpsgdError("a search needs one class per sample, as class indices")
-    train, held_out = ((x[rows], y[rows]) for rows in split_rows(y, size, seed, data.name))
+    one_class = not y.is_floating_point() and y.numel() == len(y)
+    like = y.flatten() if one_class else torch.zeros(len(y), dtype=torch.long)
+    train, held_out = ((x[rows], y[rows]) for rows in split_rows(like, size, seed, data.name))
     return train, held_out
 
 
@@ -172,7 +180,7 @@ def halve(
     for (count, _), share in zip(ROUNDS, shares, strict=True):
         rates = rates[:count]
         rounds.append([attempt(r, share[0] if isinstance(epochs, int) else share) for r in rates])
-        rounds[-1].sort(key=lambda trial: 1.0 if trial.accuracy is None else -trial.accuracy)
+        rounds[-1].sort(key=lambda t: math.inf if t.accuracy is None else -t.accuracy)
         rates = [trial.values["rate"] for trial in rounds[-1]]
         if share == shares[-1]:
             break

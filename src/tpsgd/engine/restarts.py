@@ -15,21 +15,21 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.evaluate import all_outputs, evaluate
 from tpsgd.engine.fit import fit_models
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import TwoRates
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import SOLVERS
-from tpsgd.engine.sources.loaders import is_stream
+from tpsgd.engine.sources.loaders import first_samples, is_stream
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cuts.leaves import is_chain
 from tpsgd.nets.cuts.split import split
 from tpsgd.nets.layers import layer_kind
-from tpsgd.nets.padded import Padded
+from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.objectives import Place, Site
 from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ class Restarts:
         return f"{title}\n{self.runs[0]}"
 
     def evaluate(self, data: Any) -> list[float]:
-        """Each model's accuracy."""
+        """Each model's accuracy; R² if labels are numbers."""
         return [evaluate(model, data) for model in self.models]
 
 
@@ -153,6 +153,11 @@ def stacking_obstacle(
         return "augment changes the batches of one model at a time"
     if settings.precision is not None:
         return "a lower precision is for one model at a time"
+    solved = any(isinstance(f, SOLVERS) for f in listed(settings.optimizer))
+    recurrent = any(isinstance(m, (nn.RNN, SequenceLayer)) for m in model.modules())
+    solved = solved or (settings.optimizer is None and recurrent)  # the default head
+    if solved and all_outputs(model, first_samples(data), 2).dim() > 2:
+        return "a block is solved for labels of every position, one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     if not is_chain(model):

@@ -28,6 +28,7 @@ from tpsgd.engine.sources.inputs import check_values
 from tpsgd.engine.sources.loaders import as_source
 from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
+from tpsgd.features.target_scaling import Outputs
 from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting
 from tpsgd.nets.cuts.split import layers_of
@@ -35,9 +36,11 @@ from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overl
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule
 from tpsgd.saved.expected import check_number, check_tensor
+from tpsgd.streams.other_labels import LabelStatistics, gives_units
 from tpsgd.targets import CLASSES, Target
 
 State = dict[str, Any]
+OF_TARGET = ("numbers", "shape", "rows", "ignores")  # what a state has of labels
 
 
 class OnlineNet:
@@ -47,6 +50,7 @@ class OnlineNet:
         self.model, self.rule, self.settings = model, rule, settings
         self.learners: list[Any] = []  # none before the first batch
         self.target = CLASSES  # what labels are
+        self.labels: LabelStatistics | None = None  # of all so far, if they are numbers
         self.state: State | None = None  # of earlier learners, to go on with
         self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
 
@@ -72,16 +76,18 @@ class OnlineNet:
     def learn(self, x: Any, labels: Tensor) -> str:
         """One step of every block; a sentence if a loss (before the step) is not finite, or ""."""
         with self._training() as device:
-            if not self.learners:
-                self._make_learners(x, labels, device)
+            first = not self.learners and self._make_learners(x, labels, device)
             limit_threads(device, self.spec.largest_product * len(x))
-            for learner in self.learners:
-                learner.set_mode()
-            take_step = with_pending_updates(step_on_error)
-            arrays = self._arrays(x, labels)
-            batch = SampleBatch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
-            with torch.no_grad():
-                take_step(self.learners, batch)
+            with self._standardised(x, labels) as scaling:
+                arrays = self._arrays(x, labels, scaling)
+                if first:
+                    calibrate(self.learners, arrays, batches_for)
+                for learner in self.learners:
+                    learner.set_mode()
+                take_step, index = with_pending_updates(step_on_error), torch.arange(len(x))
+                batch = SampleBatch(arrays.take, index.to(arrays.x.device), len(x))
+                with torch.no_grad():
+                    take_step(self.learners, batch)
             return self._broken_loss(len(x))
 
     def check_state(self, x: Any) -> None:
@@ -92,6 +98,8 @@ class OnlineNet:
         try:
             with self._training() as device:
                 self._go_on(self._assemble(x, device), state)
+                if self.labels is not None:
+                    self.labels.checked(self.spec.classes)
         finally:
             self.state, self.random = state, random
 
@@ -99,7 +107,17 @@ class OnlineNet:
         """What goes on from batch to batch besides the weights; tensors are not copied."""
         if not self.learners:
             return self.state
-        return {"blocks": [_state_of(x) for x in self.learners], "random": self.random}
+        state: State = {"blocks": [_state_of(x) for x in self.learners], "random": self.random}
+        if self.spec.target.numbers or self.spec.target.positions:
+            state["target"] = {name: getattr(self.target, name) for name in OF_TARGET}
+        if self.labels is not None:
+            state["labels"] = dict(vars(self.labels))
+        return state
+
+    @property
+    def numbers(self) -> bool:
+        """Whether it has learned labels that are numbers."""
+        return self.labels is not None if self.learners else "labels" in (self.state or {})
 
     @contextmanager
     def _training(self) -> Iterator[torch.device]:
@@ -114,38 +132,62 @@ class OnlineNet:
             yield device
             self.random = tuple(random_state(device).values())
 
-    def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> None:
-        """Learners for such batches, calibrated to this one or with the state of earlier ones."""
-        self.target = Target.of(labels, self.settings.loss)
-        learners = self._assemble(x, device)
+    def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> bool:
+        """Learners for such batches, with the state of earlier ones; whether there were none."""
+        self.target, self.labels = Target.of(labels, self.settings.loss, all_of_them=False), None
+        learners, first = self._assemble(x, device), self.state is None
         if self.state is not None:
             self._go_on(learners, self.state)
         else:
             for learner in learners:
                 learner.start()
-            calibrate(learners, self._arrays(x, labels), batches_for)
         self.learners, self.state = learners, None
+        return first
 
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
         """Learners that have not started."""
         ragged = isinstance(x, Padded)
+        if self.state is not None and "target" in self.state:
+            target = self.state["target"]
+            self.target = Target(**(target | {"shape": tuple(target["shape"])}))
         asked = request([self.model], None, self.rule, self.settings, x[:2], self.target)
         self.spec = specify(asked, x[:2], ragged, device, check_values)
         _check_solvers(self.spec)
         learners = make_learners(self.spec, self.rule, self.settings, samples=0)
         check_optimizers(learners)
         quicken(learners)
+        solved = isinstance(learners[-1].settings.optimizer, Recursive)
+        scaled = self.spec.target.numbers and not solved
+        self.last: Any = Outputs(self.model, asked).layer if scaled else None
         return learners
 
+    @contextmanager
+    def _standardised(self, x: Any, labels: Tensor) -> Iterator[Any]:
+        """A context in which the model gives standardised numbers, if labels are numbers."""
+        target, before = self.spec.target, self.labels
+        if not target.numbers:
+            yield None
+            return
+        rows = target.canonical(labels).double().flatten(0, -2)
+        new = LabelStatistics.of(rows)
+        self.labels = new if before is None else before + new
+        if self.last is None:
+            yield None
+            return
+        in_units = before is not None or gives_units(self.model, x, rows, target)
+        with self.labels.standardised(self.last, in_units) as scaling:
+            yield scaling
+
     def _go_on(self, learners: list[Any], state: State) -> None:
+        self.labels = LabelStatistics(**state["labels"]) if "labels" in state else None
         for learner, of_block in zip(learners, state["blocks"], strict=True):
             learner.start()
             _restore(learner, of_block)
 
-    def _arrays(self, x: Any, labels: Tensor) -> ArraySource:
+    def _arrays(self, x: Any, labels: Tensor, scaling: Any) -> ArraySource:
         spec = self.spec
         expected = spec.form, spec.loss, spec.classes, False, spec.target
-        source = as_source((x, labels), *expected)
+        source = as_source((x, labels), *expected, scaling)
         assert isinstance(source, ArraySource)
         return source
 

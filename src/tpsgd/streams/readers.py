@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tpsgd.engine.evaluate import all_outputs, evaluate, form_for
 from tpsgd.engine.sources.inputs import check_values
+from tpsgd.nets.model_inputs import ModelInputs
 
 EXAMPLES = 2  # samples that show whether a model can take them
 
@@ -19,7 +20,7 @@ class ModelReader:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.nets = model, [model]  # the nets that learn
         self.names: list[str] | None = None  # of the classes, if the model has any
-        self.form: Any = None  # type, shape and number format of the samples so far
+        self.form: Any = None  # of the samples so far: type, shape, number format, several inputs
 
     def inputs(self, x: Any) -> list[Any]:
         """What each net sees of some samples."""
@@ -28,7 +29,8 @@ class ModelReader:
     def check(self, x: Any) -> None:
         """Refuse samples that the model cannot take; one of a new shape goes through it."""
         check_values(x, form_for(self.model, EXAMPLES))
-        form = type(x), x.shape[1:], x.dtype
+        forms = x.forms if isinstance(x, ModelInputs) else {}
+        form = type(x), x.shape[1:], x.dtype, forms
         if form != self.form:
             all_outputs(self.model, x[:EXAMPLES], EXAMPLES)
             self.form = form

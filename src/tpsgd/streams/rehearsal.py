@@ -61,11 +61,17 @@ class Rehearsal:
         return {label: count for label, count in counts if count}
 
     def check(self, x: Any, rows: bool = False) -> None:
-        """Refuse samples that cannot be stored; `rows`: their labels are rows of numbers."""
+        """Refuse samples that cannot be stored; `rows`: they have other labels than a class."""
         if not isinstance(x, Tensor):
-            raise TpsgdError("a rehearsal buffer stores samples of one shape: pad the sequences")
+            raise TpsgdError(
+                "a rehearsal buffer stores samples of one tensor and one shape: pad sequences, and "
+                "leave rehearsal out for models of several inputs"
+            )
         if rows:
-            raise TpsgdError("a rehearsal buffer stores class labels, not rows of numbers")
+            raise TpsgdError(
+                "a rehearsal buffer stores class labels, one for each sample: leave rehearsal out "
+                "for numbers, soft labels, and labels of every step or pixel"
+            )
         if (nbytes := _bytes_of_sample(x)) > self.limit:
             room = f"no room for a single sample of {size(nbytes)}"
             raise TpsgdError(f"a rehearsal buffer of {size(self.limit)} has {room}")

@@ -12,6 +12,7 @@ from tpsgd.common.files import named_folder
 from tpsgd.engine.learners.optimizers import adam, sgd
 from tpsgd.engine.solvers import Recursive, rls
 from tpsgd.losses import bce, cross_entropy, mse
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import ALL, Rule
 from tpsgd.saved import folder as folders
@@ -36,25 +37,25 @@ OWN = "your own"  # in place of a word
 LARGEST_SAMPLE = 1 << 28  # numbers
 
 
-def write(stream: Any, folder: str | Path, overwrite: bool) -> Path:
+def write(stream: Any, folder: str | Path, factory: str | None, overwrite: bool) -> Path:
     """See `Stream.save`."""
     path = folders.check_free(STREAM, folder, overwrite)
     if type(stream._reader) is not ModelReader:
         raise TpsgdError("the stream of an adaptor: use adaptor.save and stream.state_dict()")
-    description, weights = trained.describe(stream.model)
+    description, weights = trained.describe(stream.model, factory)
     tensors = {MODEL + name: tensor for name, tensor in weights.items()}
     content = {"settings": _settings(stream), "state": stream.state_dict()}
     description["stream"] = pack(content, tensors, "stream")
     return folders.write(STREAM, path, description, tensors)
 
 
-def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
+def read(make: Any, folder: str | Path, factory: str | None, settings: dict[str, Any]) -> Any:
     """The stream in a folder, once its state has been compared with learners that are new."""
     path = named_folder(folder, "of a stream")
     description, tensors = folders.read(STREAM, path)
     with readable(path, "stream"):
         weights = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
-        model = trained.rebuild(path, description, weights)
+        model = trained.rebuild(path, description, weights, factory)
         content = unpack(description["stream"], tensors)
         state, saved = content["state"], content["settings"]
         sample = saved.pop("sample")
@@ -64,7 +65,9 @@ def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
             check_count("samples", number)
         stream.load_state_dict(state)
         if sample is not None:
-            _check_state(stream, _like(*sample))
+            one = len(sample) > 1
+            several = {} if one else {name: _like(False, *form) for name, *form in sample[0]}
+            _check_state(stream, _like(*sample) if one else ModelInputs(several))
     return stream
 
 
@@ -82,8 +85,14 @@ def _settings(stream: Any) -> dict[str, Any]:
     if buffer is not None:
         options = {"memory": buffer.limit, "balanced": buffer.balanced}
         values["rehearsal"] = options | {"replayed": buffer.replayed}
-    dtype = form and str(form[2]).removeprefix("torch.")
-    return values | {"sample": form and [form[0] is Padded, list(form[1]), dtype]}
+    sample: Any = form and [form[0] is Padded, list(form[1]), _word(form[2])]
+    if form and form[3]:
+        sample = [[[name, list(shape), _word(dtype)] for name, (shape, dtype) in form[3].items()]]
+    return values | {"sample": sample}
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _values(path: Path, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

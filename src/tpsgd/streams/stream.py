@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,25 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.evaluate import last_module
+from tpsgd.engine.evaluate import evaluate_numbers, last_module
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solvers import Recursive
 from tpsgd.engine.sources.inputs import inputs, tensor
+from tpsgd.engine.sources.inputs import labels as check_labels
 from tpsgd.features.last_good import LastGood
 from tpsgd.features.progress_bar import Progress, bar_unless
 from tpsgd.features.run_identity import describe_optimizer, difference
-from tpsgd.losses import Loss, bce
+from tpsgd.losses import Loss, bce, mse
 from tpsgd.maths.kernels.epoch_figures import hits
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
+from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.new_classes import outputs_of
 from tpsgd.rules import Rule, default, frozen, resolve
 from tpsgd.streams import saved_stream
 from tpsgd.streams.labels import Classes, is_rows, plain
 from tpsgd.streams.online import OnlineNet
+from tpsgd.streams.other_labels import mistakes
 from tpsgd.streams.readers import EXAMPLES, ModelReader
 from tpsgd.streams.rehearsal import Rehearsal
+from tpsgd.targets import Target
 from tpsgd.train import simultaneous
 
 
@@ -50,8 +55,14 @@ class Stream:
     label that has not come before becomes a new class: the last layer and the class codes get a
     row, and all other rows stay as they are.
 
+    Labels may be real numbers, too: they are standardised by the mean and the deviation of all that
+    have come, and the model gives their own units. Or there is a class, or a number, for every step
+    or pixel, and -100 where there is none. What labels are is settled by the first call; name
+    loss="mse" for numbers that may all be 0 or 1 there.
+
     Args:
-        model: any model that `tpsgd.split` can cut, or an adaptor (`tpsgd.adapt`), whose layers learn.
+        model: any model that `tpsgd.fit` can train, also of several inputs, or an adaptor
+            (`tpsgd.adapt`), whose layers learn.
         rule: as for `tpsgd.fit`. Default: `rules.default()`; with `rls()`, `rules.frozen()`.
         loss: as for `tpsgd.fit`.
         optimizer: as for `tpsgd.fit`, or one per block. `tpsgd.rls()` solves the last layer after
@@ -62,7 +73,8 @@ class Stream:
         rehearsal: `tpsgd.Rehearsal("100KB")`: earlier samples that are learned again with new ones.
         drift: a detector with `update(error)` and `drift_detected`, such as `river`'s. It gets 1
             for each sample that is predicted wrongly and 0 for each other, before the model learns
-            from them.
+            from them; of numbers the absolute error in their units, of steps or pixels the share
+            that is wrong.
         on_drift: called with this stream, once for a batch in which the detector says so.
         batch_size: the most new samples of a step. Samples of one call are shuffled.
         seed: of the class codes, the order of samples and dropout.
@@ -72,7 +84,7 @@ class Stream:
 
     Attributes:
         model: the model itself.
-        classes: the names, or the indices, of its classes.
+        classes: the names, or the indices, of its classes; none if labels are numbers.
         samples: how many samples came.
         drifts: after how many samples the detector found a drift.
 
@@ -123,6 +135,7 @@ class Stream:
         self._nets = [OnlineNet(net, self._rule, self._settings) for net in self._reader.nets]
         names = self._reader.names if classes is None else classes
         self._classes = Classes(names, outputs_of(self._reader.nets[0]))
+        self._target: Target | None = None  # of labels that are no classes of samples
         self.rehearsal, self.drift, self.on_drift = rehearsal, drift, on_drift
         self._last_good = LastGood()
         self.samples, self.drifts, self._calls = 0, list[int](), 0
@@ -131,7 +144,11 @@ class Stream:
     @property
     def classes(self) -> tuple[Any, ...]:
         """The names of the classes, in the order of the outputs; indices if they have none."""
-        return tuple(self._classes.names)
+        return () if self._numbers else tuple(self._classes.names)
+
+    @property
+    def _numbers(self) -> bool:
+        return self._nets[0].numbers
 
     def partial_fit(self, x: Any, y: Any) -> "Stream":
         """Learn from some samples: one step of every block for each batch of them.
@@ -141,13 +158,19 @@ class Stream:
 
         Args:
             x: samples as for `tpsgd.fit`, or a single one.
-            y: their labels: names or indices of classes, old or new; or float rows, as for
-                `tpsgd.fit`. A single label for a single sample.
+            y: their labels: names or indices of classes, old or new; or float rows, numbers, or
+                labels of every step or pixel, as for `tpsgd.fit`. A single label for a single
+                sample.
         """
         x, y = _samples(x, y)
+        y = y if self._classes.named else tensor(y, "y")
         self._check(x, y)
-        new = self._classes.new(y)
-        labels = self._classes.indices(y, self._settings.loss, new)
+        new, target = [], self._other_target(x, y)
+        if target is None:
+            new = self._classes.new(y)
+            labels = self._classes.indices(y, self._settings.loss, new)
+        else:
+            labels = self._other_labels(y, target)
         if new:
             for net, seen in zip(self._nets, self._reader.inputs(x[:EXAMPLES]), strict=True):
                 net.check_new_class()
@@ -169,6 +192,8 @@ class Stream:
 
         `partial_fit` does it for a label that is new. Without names, the class gets the next index.
         """
+        if self._numbers:
+            raise TpsgdError("the labels of this stream are numbers: there are no classes to add")
         name = self._classes.check_new(name)
         for net in self._nets:
             net.check_new_class()
@@ -179,18 +204,31 @@ class Stream:
         self._classes.add(name)
 
     def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
-        """One number per class for each sample."""
+        """One number per class for each sample, or for each of its steps or pixels; or numbers."""
         return self._reader.outputs(inputs(x), batch_size)
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> list[Any]:
-        """The class of each sample, as labels are passed to `partial_fit`."""
-        best = self.outputs(x, batch_size=batch_size).argmax(1)
-        return [self._classes.names[i] for i in best.tolist()]
+        """The class of each sample, as labels are passed to `partial_fit`; or its numbers.
+
+        With labels of every step or pixel, lists of them.
+        """
+        out = self.outputs(x, batch_size=batch_size)
+        last = 1 if out.dim() == 2 or ends_in_maps(self.model) else out.dim() - 1
+        if self._numbers:
+            return out.squeeze(last).tolist()
+        best = out.argmax(last).tolist()
+        return [self._classes.names[i] for i in best] if out.dim() == 2 else best
 
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
-        """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
+        """The share of samples of `(x, y)` whose class is predicted; a new class is an error.
+
+        R² of numbers; with labels of every step or pixel, the share of these.
+        """
         x, y = _samples(*data)
-        if is_rows(y):
+        y = y if self._classes.named else tensor(y, "y")
+        if self._numbers:
+            return evaluate_numbers(self.model, (x, y.float()), batch_size)
+        if is_rows(y) or getattr(y, "ndim", 1) > 1:
             return self._reader.evaluate((x, tensor(y, "y")))
         predicted = self.predict(x, batch_size=batch_size)
         return sum(map(operator.eq, predicted, plain(y))) / len(y)
@@ -226,11 +264,16 @@ class Stream:
             self.rehearsal.load_state_dict(state["rehearsal"])
         for net, of_net in zip(self._nets, state["nets"], strict=True):
             net.learners, net.state = [], deepcopy(of_net)
+        self._target = None
+        if self._numbers and self._settings.loss is None:
+            self._choose_mse()
         self._last_good.drop()
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+    def save(
+        self, folder: str | Path, *, factory: str | None = None, overwrite: bool = False
+    ) -> Path:
         """Write the model and all that goes on from call to call into a folder, for `Stream.load`.
 
         Rule, loss, optimizer, rates, classes and the rehearsal buffer go with it; a detector of
@@ -239,21 +282,25 @@ class Stream:
 
         Args:
             folder: made if it does not exist.
+            factory: as for `Run.save`: `FILE.py:FUNCTION`, for a model of your own class.
             overwrite: replace a stream that the folder holds. A process that is killed meanwhile
                 leaves the old stream or the new one.
         """
-        return saved_stream.write(self, folder, overwrite)
+        return saved_stream.write(self, folder, factory, overwrite)
 
     @classmethod
-    def load(cls, folder: str | Path, **settings: Any) -> "Stream":
-        """A stream that `save` has written, to go on with bit for bit; no code is run.
+    def load(cls, folder: str | Path, *, factory: str | None = None, **settings: Any) -> "Stream":
+        """A stream that `save` has written, to go on with bit for bit.
+
+        No code is run, except for the file of a `factory`.
 
         Args:
             folder: where the stream was saved.
+            factory: `FILE.py:FUNCTION` that it was saved with; the file must be the same.
             settings: as for `Stream`: a detector of drifts, a device, another learning rate; and
                 the rule, the optimizer or the loss if they are your own.
         """
-        return saved_stream.read(cls, folder, settings)
+        return saved_stream.read(cls, folder, factory, settings)
 
     def _identity(self) -> dict[str, Any]:
         """What a stream that goes on from the state must have in common with this one."""
@@ -280,12 +327,42 @@ class Stream:
                 "an output for each class"
             )
         if self.rehearsal is not None:
-            self.rehearsal.check(x, is_rows(y))
+            self.rehearsal.check(x, is_rows(y) or getattr(y, "ndim", 1) > 1)
         if len(x) == 1 and not self.rehearsal and self._has_batch_norm:  # none, or an empty one
             raise TpsgdError(
                 "batch normalisation needs at least 2 samples in a step: pass more than one, or "
                 "build the model with nn.GroupNorm"
             )
+
+    def _other_target(self, x: Any, y: Any) -> Target | None:
+        """What labels are, if they are numbers or those of positions."""
+        if self._target is not None or not isinstance(y, Tensor):
+            return self._target
+        loss, maps = self._settings.loss, ends_in_maps(self.model)
+        output = tuple(self._reader.outputs(x[:EXAMPLES], EXAMPLES).shape[1:])
+        whole = loss is not None and loss.of_numbers and output[0] == 1
+        target = Target.of(y.float() if whole else y, loss, all_of_them=False).at(output, maps)
+        if not target.numbers and not target.positions:
+            return None
+        if self._classes.named and target.numbers:
+            raise TpsgdError("these labels are numbers, and classes are named: leave classes out")
+        return target
+
+    def _other_labels(self, y: Any, target: Target) -> Tensor:
+        """Such labels, checked; from now on all must be so."""
+        y = tensor(y, "y")
+        y = y.float() if target.numbers and not y.is_floating_point() else y
+        check_labels(y, self._settings.loss, len(self._classes), False, target)
+        self._target = target
+        if target.numbers and self._settings.loss is None:
+            self._choose_mse()
+        return y
+
+    def _choose_mse(self) -> None:
+        """The loss of numbers, by which later labels are known to be such."""
+        self._settings = replace(self._settings, loss=mse)
+        for net in self._nets:
+            net.settings = self._settings
 
     def _batches(self, samples: int) -> Iterator[Tensor]:
         """Indices of a call's samples, in random order; batch norm gets no batch of one."""
@@ -336,12 +413,15 @@ class Stream:
 
     def _watch(self, detector: DriftDetector, x: Any, labels: Tensor) -> None:
         """Tell the detector which samples of a batch the model, before it learns, gets wrong."""
-        drifted = False
-        cut = 0.5 if isinstance(last_module(self._reader.nets[0]), nn.Sigmoid) else 0.0
-        out = self.outputs(x, batch_size=len(x)) - cut
-        y, multi_label = labels.to(out.device), self._settings.loss is bce
+        drifted, out = False, self.outputs(x, batch_size=len(x))
+        if self._target is not None:
+            errors = mistakes(out, labels, self._target)
+        else:
+            cut = 0.5 if isinstance(last_module(self._reader.nets[0]), nn.Sigmoid) else 0.0
+            y, multi_label = labels.to(out.device), self._settings.loss is bce
+            errors = 1 - hits((out - cut)[:, None], y[:, None], multi_label)
         try:
-            for wrong in (1 - hits(out[:, None], y[:, None], multi_label)).tolist():
+            for wrong in errors.tolist():
                 detector.update(wrong)
                 drifted = drifted or detector.drift_detected
         except Exception as error:
@@ -359,7 +439,12 @@ def _samples(x: Any, y: Any) -> tuple[Any, Any]:
         raise TpsgdError("y must be the labels of x, got None: a stream learns from labels")
     single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
     if single:
-        x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
+        if isinstance(x, dict):
+            x = {name: tensor(t, "x")[None] for name, t in x.items()}
+        else:
+            x = tuple(tensor(t, "x")[None] for t in (x if isinstance(x, tuple) else (x,)))
+            x = x if len(x) > 1 else x[0]
+        y = y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
     x = inputs(x)
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")

@@ -30,8 +30,9 @@ def data_parallel(overlap: bool = True) -> "DataParallel":
     arguments; `batch_size` is that of all processes together. A block's gradients are summed over
     the processes while the batch goes on to the next block. The weights are those of one process
     with the whole batch, up to the order of sums; `ridge` and `rls` solve the same equations. Batch
-    norm and losses that are no mean over samples see the samples of their process only, as they do
-    with micro-batches; dropout draws other numbers on every process.
+    norm, losses that are no mean over samples, and the mean over steps or pixels of which some have
+    no label see the samples of their process only, as they do with micro-batches; dropout draws
+    other numbers on every process.
 
     Args:
         overlap: sum gradients while later blocks compute. False waits for each block's sum at once,

@@ -175,6 +175,7 @@ class SharedRidge(SharedLearner):
                 self.ranks.send(p)
             if not self.ranks.first:
                 learner.figures.loss.zero_()  # that of all samples, on every rank
+                learner.figures.counted.zero_()
 
 
 class SharedRecursive(SharedLearner):

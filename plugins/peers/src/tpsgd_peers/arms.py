@@ -22,14 +22,15 @@ SHARED = ("seed", "device", "progress", "validation", "callbacks")  # settings o
 def zorb(**options: Any) -> Arm:
     """ZORB as an arm; `options` are those of `fit_zorb`."""
     about = "least squares to labels propagated back through the net"
-    return Arm("zorb", None, method=partial(_train, by=fit_zorb, options=options), remark=about)
+    method = partial(_train, by=fit_zorb, options=options)
+    return Arm("zorb", None, method=method, remark=about, of_classes=True)
 
 
 def dladmm(**options: Any) -> Arm:
     """dlADMM as an arm; `options` are those of `fit_dladmm`."""
     about = "alternating updates of all layers, full batch"
     method = partial(_train, by=fit_dladmm, options=options)
-    return Arm("dladmm", None, method=method, remark=about)
+    return Arm("dladmm", None, method=method, remark=about, of_classes=True)
 
 
 def _train(

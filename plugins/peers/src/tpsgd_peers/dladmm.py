@@ -20,7 +20,7 @@ from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.batches import ArraySource, BatchForm
 from tpsgd.engine.sources.inputs import check_values
-from tpsgd.engine.sources.loaders import LoaderSource, as_source, first_samples, is_stream
+from tpsgd.engine.sources.loaders import LoaderSource, as_source, is_stream
 from tpsgd.engine.spec import request, specify
 from tpsgd.losses import cross_entropy
 from tpsgd.maths.kernels.torch_internals import internal
@@ -31,7 +31,7 @@ from tpsgd.nets.padded import Padded
 from tpsgd.rules import frozen
 from tpsgd.train import Epoch
 from tpsgd_peers.admm import Problem, StepSizes, begin, iterate, outputs
-from tpsgd_peers.settings import peer_settings
+from tpsgd_peers.settings import check_data, peer_settings
 
 RISES = 3  # in a row, of the loss, before rho grows
 GROWTH = 10.0  # of rho
@@ -94,10 +94,9 @@ def fit_dladmm(
     chosen = peer_settings(
         "fit_dladmm", settings, _TAKES, loss=cross_entropy, epochs=iterations, batch_size=1024
     )
-    blocks = layers_of(model)
+    first, blocks = check_data("dlADMM", data), layers_of(model)
     check_model(blocks)
     with training_context([model], chosen, overwriting(model, blocks)) as device:
-        first = first_samples(data)
         if isinstance(first, Padded):
             raise TpsgdError(
                 "dlADMM takes samples of one shape, got sequences of different lengths: use "

@@ -5,6 +5,9 @@ from typing import Any
 
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.sources.loaders import first_pair
+from tpsgd.nets.model_inputs import ModelInputs
+from tpsgd.targets import refuse_all_but_classes
 
 
 def peer_settings(
@@ -15,3 +18,12 @@ def peer_settings(
         if name not in takes:
             raise TpsgdError(f"{function} has no argument {name!r}: {suggestion(name, takes)}")
     return Settings.of(function, {**keywords, **fixed})
+
+
+def check_data(name: str, data: Any) -> Any:
+    """A few samples; refused if they are several inputs, or labels are not one class for each."""
+    samples, target = first_pair(data, None)
+    refuse_all_but_classes(name, target)
+    if isinstance(samples, ModelInputs):
+        raise TpsgdError(f"{name} needs samples of one tensor, got several inputs: take tpsgd.fit")
+    return samples

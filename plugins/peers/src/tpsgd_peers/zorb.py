@@ -28,7 +28,6 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit_models
 from tpsgd.engine.record import Run
 from tpsgd.engine.solvers import ridge
-from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, shapes
 from tpsgd.nets.cuts.leaves import leaves_of
@@ -39,7 +38,7 @@ from tpsgd.objectives import Objective, Place, Site, l2
 from tpsgd.rules import Rule
 from tpsgd.targets import CLASSES
 from tpsgd_peers.inverses import BOUNDED, Unscale, check_invertible, inverse
-from tpsgd_peers.settings import peer_settings
+from tpsgd_peers.settings import check_data, peer_settings
 
 ABOUT = "least squares to labels taken back through the random net"
 _LINKS = (nn.Softmax, nn.LogSoftmax)  # at the output they do not change the order of the classes
@@ -84,10 +83,11 @@ def fit_zorb(
         "fit_zorb", settings, _TAKES,
         optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size,
     )  # fmt: skip
+    samples = check_data("ZORB", data)
     started, blocks = time.perf_counter(), layers_of(model)
     like = next(model.parameters())
     with evaluating(model), without_autocast():
-        codes, scales = targets(blocks, first_samples(data)[:1].to(like.device, like.dtype))
+        codes, scales = targets(blocks, samples[:1].to(like.device, like.dtype))
     seconds = time.perf_counter() - started
     undo = _append_scales(model, scales) if unscale else []
     last = layers_of(model)[-1]

@@ -8,6 +8,7 @@ from tpsgd.common.names import printable
 from tpsgd.comparison.report import table
 from tpsgd.comparison.report.plots import style
 from tpsgd.comparison.results import Results
+from tpsgd.comparison.scores import in_words
 
 HEAD = (
     "rule", "test accuracy (%)", "seconds", "over backprop", "memory", "over backprop",
@@ -18,11 +19,11 @@ CAPTIONS = {
     "activations, class codes and the inputs kept for reuse, without the data set.",
     "time": "Test accuracy against training time: median and range over the restarts; vertical "
     "bars are standard deviations, the dotted line is backprop.",
-    "curves": "Learning curves per block: training accuracy if the block has a classifier, else "
-    "its local loss, scaled to 0..1 because the losses of different rules have different units. "
-    "Lines are means, bands the range over the restarts. Backprop and dlADMM train all blocks "
-    "at once and are shown with the last block; iterations of dlADMM are shown up to the number "
-    "of epochs of the other rules. DFA, sDFA and solved blocks have no local loss to show.",
+    "curves": "Learning curves per block: training accuracy if the block predicts the labels, "
+    "else its local loss, scaled to 0..1 because the losses of different rules have different "
+    "units. Lines are means, bands the range over the restarts. Backprop and dlADMM train all "
+    "blocks at once and are shown with the last block; iterations of dlADMM are shown up to the "
+    "number of epochs of the other rules. DFA, sDFA and solved blocks have no local loss to show.",
     "confusion": "How test samples of each class (rows) are predicted (columns), in per cent of "
     "the class, over all restarts: backprop, the best rule and the best control.",
 }
@@ -60,7 +61,8 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
     data = comparison.data
-    figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
+    numbers = comparison.numbers
+    figures = {k: _figure(image, in_words(CAPTIONS[k], numbers)) for k, image in images.items()}
     columns = table.head(comparison, HEAD, "learning rate")
     lines = [("bad", line) for line in table.failures(comparison)]
     lines += [("quiet", line) for line in table.remarks(comparison)]
@@ -79,8 +81,8 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 <p class="quiet">{table.effort(comparison)}; {data["train"]:,} training and
 {data["test"]:,} test samples.</p>
 {notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
-<p class="quiet">{NOTES}</p>
-<h2>Accuracy against cost</h2>
+<p class="quiet">{in_words(NOTES, numbers)}</p>
+<h2>{in_words("Accuracy", numbers)} against cost</h2>
 <div class="pair">{figures["memory"]}{figures["time"]}</div>
 <h2>Learning curves</h2>
 <div class="wide curves">{figures["curves"]}</div>

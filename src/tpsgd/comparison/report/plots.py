@@ -12,6 +12,7 @@ import numpy as np
 from tpsgd.common import figures
 from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.results import Result, Results
+from tpsgd.comparison.scores import in_words
 from tpsgd.engine.confusion import heat_map
 
 OTHER_COLOURS = (  # of arms without a word; no word has one of them
@@ -56,15 +57,18 @@ def style(name: str) -> Style:
 
 
 def scatter(comparison: Results, label: str, costs: Callable[[Result], list[float]]) -> Any:
-    """Test accuracy (mean and standard deviation) against a cost (median and range)."""
+    """Test accuracy or R² (mean and standard deviation) against a cost (median and range)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 5.0), layout="constrained")
-    axes = figure.add_subplot(xlabel=label, ylabel="test accuracy (%)")
+    axes = figure.add_subplot(
+        xlabel=label, ylabel=in_words("test accuracy (%)", comparison.numbers)
+    )
+    unit = 1 if comparison.numbers else 100
     medians, right = [], 0.0
     for result in [r for r in comparison.ranked if r.counts]:
         cost, look = costs(result), style(result.arm.name)
-        x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
+        x, (y, dy) = float(np.median(cost)), (unit * a for a in result.accuracy)
         axes.errorbar(
             x, y, dy, [[x - min(cost)], [max(cost) - x]], look.marker, color=look.colour, ms=8,
             mec="white", mew=0.6, clip_on=False, label=result.arm.name,
@@ -86,7 +90,13 @@ def scatter(comparison: Results, label: str, costs: Callable[[Result], list[floa
 
 
 def _scale_accuracy(axes: Any, comparison: Results) -> None:
-    """If one arm is far behind, use a log scale of the error, so that the others stay apart."""
+    """If one arm is far behind, use a log scale of the error, so that the others stay apart.
+
+    Of numbers, the scale is that of R².
+    """
+    if comparison.numbers:
+        axes.margins(y=0.12)
+        return
     values = [[100 * a for a in r.accuracy] for r in comparison.results if r.counts]
     means = [mean for mean, _ in values] or [0.0]
     if max(means) - min(means) < 20 or max(means) < 90:
@@ -151,11 +161,12 @@ def confusions(comparison: Results) -> Any:
 
 
 def _panels(comparison: Results) -> dict[str, dict[str, Line]]:
-    """Titles and lines of all panels that are not empty: first accuracies, then local losses."""
+    """Titles and lines of all panels that are not empty: accuracies or R², then local losses."""
     done = [r for r in comparison.results if r.counts]
     blocks = max((r.runs[0].blocks for r in done), key=len, default=[])
     panels = {}
-    for kind, lines in (("training accuracy (%)", _accuracies), ("local loss, scaled", _losses)):
+    words = in_words("training accuracy (%)", comparison.numbers)
+    for kind, lines in ((words, _accuracies), ("local loss, scaled", _losses)):
         for number, block in enumerate(blocks, 1):
             arms = {r.arm.name: lines(r, number, len(blocks)) for r in done}
             layer = shorten(block.name.partition(": ")[2] or block.name, 22, placeholder=" …")
@@ -164,9 +175,13 @@ def _panels(comparison: Results) -> dict[str, dict[str, Line]]:
 
 
 def _accuracies(result: Result, block: int, last: int) -> Line:
-    """The accuracy of a block's classifier, if it has one; backprop counts as the last block."""
+    """The accuracy of a block's classifier, or R² if it predicts numbers.
+
+    Backprop counts as the last block.
+    """
     runs = [[e for e in run.history if (e.block or last) == block] for run in result.runs]
-    return _line([[100 * e.accuracy for e in run if e.accuracy is not None] for run in runs])
+    shares = [[100 * e.accuracy for e in run if e.accuracy is not None] for run in runs]
+    return _line(shares) or _line([[e.r2 for e in run if e.r2 is not None] for run in runs])
 
 
 def _losses(result: Result, block: int, last: int) -> Line:

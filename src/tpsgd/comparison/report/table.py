@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.comparison.scores import in_words
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.engine.settings import Memory
 
@@ -22,6 +23,7 @@ def rows(comparison: Results) -> list[tuple[str, ...]]:
 
 def head(comparison: Results, names: Sequence[str] = HEAD, rate: str = "rate") -> tuple[str, ...]:
     """The names of the columns, with one for the learning rates if they were searched."""
+    names = [in_words(name, comparison.numbers) for name in names]
     return (*names[:2], rate, *names[2:]) if comparison.settings.get("lr") == SEARCH else (*names,)
 
 
@@ -117,10 +119,10 @@ def legend(comparison: Results) -> str:
     return f"× is relative to {over}\n{columns}"
 
 
-def accuracy(result: Result, samples: int) -> str:
-    """Mean ± standard deviation in per cent, with as many digits as the test samples allow."""
-    digits = 2 if samples >= 5000 else 1
-    mean, std = (f"{100 * value:.{digits}f}" for value in result.accuracy)
+def accuracy(result: Result, samples: int, numbers: bool = False) -> str:
+    """Mean ± standard deviation in per cent, with as many digits as the test samples allow; R²."""
+    digits = 3 if numbers else 2 if samples >= 5000 else 1
+    mean, std = (f"{(1 if numbers else 100) * v:.{digits}f}" for v in result.accuracy)
     return f"{mean} ± {std}" if len(result.runs) > 1 else mean
 
 
@@ -131,7 +133,7 @@ def _row(result: Result, comparison: Results) -> tuple[str, ...]:
     base_bytes = base.largest.total_bytes if base else 0
     return (
         result.arm.name,
-        accuracy(result, comparison.data["test"]),
+        accuracy(result, comparison.data["test"], comparison.numbers),
         f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
         f"×{seconds / base.seconds:.2f}" if base else NONE,
         size(run.total_bytes) if run.peak_bytes else NONE,

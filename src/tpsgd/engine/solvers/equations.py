@@ -5,6 +5,9 @@ patch that its kernel reads there (im2col). The targets y are class codes P y*. 
 single row, the labels y* are the targets and P multiplies the solution: least squares is linear in
 its targets, so the solution for P y* is the solution for y* times P. The rank of a hidden layer
 solved in this way is at most the number of classes.
+
+With a label for every step or pixel, each of these is a row of its own; those without a label have
+no row.
 """
 
 from collections.abc import Iterator
@@ -15,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsgd.losses import IGNORED
+from tpsgd.maths.positions import Layout
 from tpsgd.nets.layers import LAYERS
 
 _PATCHES = 1 << 25  # bytes of patches in memory at a time
@@ -35,6 +40,7 @@ class Equations:
         codes: P, `(classes, *output)`, stacked over restarts if they are; None: the labels.
         signed: targets are +1 and -1 instead of 1 and 0, for outputs that are compared with 0.
         stacked: tensors have a leading dimension of restarts.
+        layout: where the outputs are that have a label each.
     """
 
     layer: Any
@@ -42,6 +48,7 @@ class Equations:
     codes: Tensor | None = None
     signed: bool = False
     stacked: bool = False
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         self.kind = LAYERS[type(self.layer)]
@@ -70,6 +77,10 @@ class Equations:
         """The rows of these samples, and their targets."""
         assert self.kind.equations is not None
         rows, lead = self.kind.equations(self.layer, x), int(self.stacked)
+        if self.layout is not None:
+            rows, labels = rows.flatten(0, -2), self.layout.labels(labels)
+            if not labels.is_floating_point():
+                rows, labels = rows[labels != IGNORED], labels[labels != IGNORED].long()
         y = labels.double() if labels.is_floating_point() else self._one_hot(labels)
         y = 2 * y - 1 if self.signed else y
         if self.codes is None or self.single:
