@@ -26,6 +26,8 @@ from .engine.trained import load as load
 from .features import logs as logs
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
+from .losses import huber as huber
+from .losses import l1 as l1
 from .losses import mse as mse
 from .maths.learning_rates import one_cycle as one_cycle
 from .memory.plan import plan as plan

@@ -56,7 +56,7 @@ def compare(
         arms.entry(word)
     settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
-    settings = training.complete(settings, samples.shape)
+    settings = training.complete(settings, samples.shape, samples.targets)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
     settings["order"] = training.chosen_order

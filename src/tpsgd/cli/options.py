@@ -132,8 +132,16 @@ class DataOptions(Unscaled):
         "Features of tables and series: none, standard or minmax.",
         show_default="standard for .csv, else none",
     )
+    task: str | None = setting(
+        None,
+        "Labels are classes, or numbers to predict.",
+        choices=("classification", "regression"),
+        show_default="classification",
+    )
     label: str | None = setting(
-        None, "FILE.csv: the label column.", show_default="label, y, class, target, or the last"
+        None,
+        "FILE.csv: the label column; of --task regression, perhaps several: price,area.",
+        show_default="label, y, class, target, or the last",
     )
     drop: str | None = setting(None, "FILE.csv: columns to leave out: id,time.")
     impute: str | None = setting(
@@ -142,7 +150,7 @@ class DataOptions(Unscaled):
 
     def load(self, seed: int = 0, **choices: Any) -> "tpsgd.data.Data":
         """The data set; the choices replace those of the options."""
-        names = ("scale", "label", "impute")
+        names = ("scale", "label", "impute", "task")
         columns = {name: getattr(self, name) for name in names} | {"drop": self.drop or ()}
         return super().load(seed, **(columns | choices))
 
@@ -166,7 +174,7 @@ class Model:
 
     def factory_for(self, data: "tpsgd.data.Data") -> "tuple[Factory, str]":
         """`factory` for a data set."""
-        return self.factory(data.shape, len(data.classes), data.vocabulary)
+        return self.factory(data.shape, len(data.classes or data.targets), data.vocabulary)
 
     def factory(
         self, shape: tuple[int, ...], classes: int, tokens: int | None = None
@@ -266,14 +274,25 @@ class FromScratch(Training):
     readout_scale: float | None = setting(
         None, "readout: its scale, after calibration (12); see: tpsgd search."
     )
+    loss: str | None = setting(
+        None, "--task regression: the loss.", choices=("mse", "l1", "huber"), show_default="mse"
+    )
 
     @property
     def chosen_order(self) -> Any:
         order = super().chosen_order
         return tpsgd.simultaneous if self.recipe and order is None else order
 
-    def complete(self, settings: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-        """Settings that were chosen, and the recipe's or the default for all others."""
+    def complete(
+        self, settings: dict[str, Any], shape: tuple[int, ...], targets: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Settings that were chosen, and the recipe's or the default for all others.
+
+        Targets, the columns of numbers to predict, have a loss.
+        """
+        if self.loss and not targets:
+            raise TpsgdError("--loss is for numbers: add --task regression, or leave it out")
+        settings = settings | ({"loss": self.loss or "mse"} if targets else {})
         if self.recipe is None:
             return settings
         from tpsgd.zoo import recipes

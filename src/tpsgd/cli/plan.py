@@ -17,6 +17,8 @@ from tpsgd.common import figures
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import check_new
 
+SEVERAL = 8  # labels that show what they are
+
 
 @dataclass(frozen=True)
 class DataOrShape(options.DataOptions):
@@ -67,7 +69,7 @@ def plan(
         figures.check_file(plot, "plan")
         check_new(plot, overwrite)
     settings = options.settings_of(training, memory, model) | {"device": machine.device}
-    padded = False
+    padded, targets = False, ()
     if data.shape is not None:
         (shape, classes), count = data.read_shape(), data.samples or 0
         factory, head = model.factory(shape, classes)
@@ -78,13 +80,15 @@ def plan(
         (x, y), shape = samples.train, samples.shape
         factory, head = model.factory_for(samples)
         count, padded = len(y), isinstance(x, tpsgd.Padded)
-        settings["dtype"] = None if padded else x.dtype
+        settings["dtype"], targets = None if padded else x.dtype, samples.targets
+        if targets or y.dim() > 1:
+            settings["y"] = y[:SEVERAL]
     if padded and memory.memory is not None:
         raise TpsgdError("sequences of different lengths cannot be planned within a memory budget")
     arm = arm_for(rule, model, training, memory, factory, head)
     if arm.method is not None:
         raise TpsgdError(f"{rule} cannot be planned: it is not trained by fit")
-    settings = training.complete(settings, shape)
+    settings = training.complete(settings, shape, targets)
     settings.setdefault("batch_size", batch_size_for(count))
     settings |= {"rule": arm.rule, "order": arm.order, "samples": count, "ranks": ranks}
     if arm.epochs is not None:

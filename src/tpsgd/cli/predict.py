@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from dataclasses import MISSING, dataclass
@@ -21,8 +22,11 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.names import printable
 from tpsgd.common.output import check_new
+from tpsgd.common.units import columns
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tpsgd.data.new_samples import NewSamples
 
 Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of: tpsgd train --save.")]
@@ -48,12 +52,13 @@ class NewData:
         from tpsgd.data.new_samples import read_new
 
         trained = tpsgd.load(folder, factory=self.model, device=self.device)
-        if not trained.classes:
+        if not trained.classes and not trained.gives_numbers:
             raise TpsgdError(
                 f"the model in {folder} has no names of classes: save it with "
                 "run.save(folder, classes=data.classes, inputs=data.inputs)"
             )
         inputs = trained.inputs | ({} if self.label is None else {"label": self.label})
+        inputs = {"targets": []} | inputs if trained.gives_numbers else inputs
         reading = {"inputs": inputs, "classes": trained.classes, "seed": trained.run.seed}
         with waiting(f"reading {self.data}"):
             return trained, read_new(self.data, needs_labels=needs_labels, **reading)
@@ -67,10 +72,10 @@ class NewData:
 def predict(
     folder: Folder,
     new: NewData,
-    out: Annotated[Path | None, option("CSV file for the predictions (default: print).")] = None,
+    out: Annotated[Path | None, option("FILE.csv or FILE.npz (default: print).")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Predict the classes of new samples, with or without labels, as a table with probabilities."""
+    """Predict new samples, with or without labels: classes with probabilities, or numbers."""
     new.keep_apart(folder, out=out)
     if out is not None:
         out = out.expanduser()
@@ -81,15 +86,23 @@ def predict(
     if samples.note:
         print(f"tpsgd: the labels are ignored: {samples.note}", file=sys.stderr)
     with live_bar() as advance:
-        classes, probabilities = trained.predict_with_probabilities(
-            samples.x, progress=partial(advance, "predicting")
-        )
-    text = _table(trained.classes, samples, classes, probabilities)
+        ahead, shares = partial(advance, "predicting"), None
+        if trained.gives_numbers:
+            answers = trained.predict(samples.x, progress=ahead)
+        else:
+            answers, shares = trained.predict_with_probabilities(samples.x, progress=ahead)
+    if samples.y is not None and samples.y.numel() != answers.numel():
+        print("tpsgd: the labels are ignored: y has another shape than outputs", file=sys.stderr)
+        samples = samples._replace(y=None)
+    in_arrays = out is not None and out.suffix.lower() == ".npz"
+    content = (_arrays if in_arrays else _table)(trained, samples, answers, shares)
     if out is not None:
-        write_whole(out, text.encode())
+        write_whole(out, content)
         text = f"saved {len(samples.names):,} predictions in {out}\n"
-    elif sys.stdout.isatty():  # which would obey control characters
-        text = "".join(f"{printable(line)}\n" for line in text.splitlines())
+    else:
+        text = content.decode()
+        if sys.stdout.isatty():  # which would obey control characters
+            text = "".join(f"{printable(line)}\n" for line in text.splitlines())
     print(text, end="")
 
 
@@ -102,13 +115,21 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix."""
+    """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix.
+
+    Of numbers, R² and the mean absolute error of each column.
+    """
     new.keep_apart(folder, plot=plot)
     if plot is not None:
         figures.check_file(plot := plot.expanduser(), "confusion matrix")
     trained, samples = new.load(folder, needs_labels=True)
     if samples.y is None:
         raise TpsgdError(f"{new.data} has no labels to compare with: use tpsgd predict")
+    if trained.gives_numbers:
+        if plot is not None:
+            raise TpsgdError("numbers have no confusion matrix: leave --plot out")
+        _show_numbers(trained, (samples.x, samples.y), new.data, as_json)
+        return
     with waiting("testing"):
         result = trained.confusion((samples.x, samples.y))
     if plot is not None:
@@ -117,18 +138,71 @@ def evaluate(
         record = {"accuracy": result.accuracy, "samples": result.samples, "data": new.data}
         print(json.dumps(record | result.as_dict()))
         return
-    print(f"accuracy {result.accuracy:.2%} of {result.samples:,} samples ({new.data})\n")
+    noun = "samples" if samples.y.dim() == 1 else "labels"
+    print(f"accuracy {result.accuracy:.2%} of {result.samples:,} {noun} ({new.data})\n")
     print(result.text(shutil.get_terminal_size().columns))
 
 
-def _table(names: tuple[str, ...], samples: "NewSamples", classes: Any, probabilities: Any) -> str:
-    """A row per sample: its name, its label if it has one, its class, all probabilities."""
-    columns = {"sample": samples.names}
+def _show_numbers(trained: "tpsgd.Trained", pair: Any, data: str, as_json: bool) -> None:
+    """R², and the mean absolute error of each column."""
+    score, errors = trained.evaluate(pair), trained.errors(pair).tolist()
+    by_name = dict(zip(_heads(trained, pair[1].reshape(-1, len(errors))), errors, strict=True))
+    if as_json:
+        record = {"r2": score, "mean_absolute_error": by_name, "samples": len(pair[1])}
+        print(json.dumps(record | {"data": data}))
+        return
+    print(f"R² {score:.3f} of {len(pair[1]):,} samples ({data})\n")
+    rows = [(printable(name), f"{error:.5g}") for name, error in by_name.items()]
+    print(columns([("column", "mean absolute error"), *rows]))
+
+
+def _heads(trained: "tpsgd.Trained", answers: "Tensor") -> list[str]:
+    """The names of the columns of predictions, of one class for each sample none."""
+    if answers.dim() > 2:
+        raise TpsgdError("there are no columns for the predictions of pixels: write --out FILE.npz")
+    if answers.dim() == 1 and not trained.gives_numbers:
+        return []
+    count = answers[0].numel()
+    names = list(trained.inputs.get("targets", ()))
+    if len(names) != count or (count > 1 and "positions" in trained.run.settings):
+        noun = "step " if "positions" in trained.run.settings else "y"
+        names = [f"{noun}{i}" for i in range(1, count + 1)] if count > 1 else ["y"]
+    return names
+
+
+def _table(trained: "tpsgd.Trained", samples: "NewSamples", answers: Any, shares: Any) -> bytes:
+    """A row per sample: its name, its label if it has one, what is predicted, probabilities."""
+    heads, names = _heads(trained, answers), trained.classes
+    cells = [("sample", samples.names)]
+
+    def add(values: "Tensor", heads: list[str]) -> None:
+        for head, column in zip(heads, values.reshape(len(values), -1).T.tolist(), strict=True):
+            if trained.gives_numbers:
+                cells.append((head, [f"{value:.7g}" for value in column]))
+            else:
+                cells.append((head, [names[i] if i >= 0 else "" for i in column]))
+
     if samples.y is not None:
-        columns["label"] = [names[i] for i in samples.y.tolist()]
-    columns["prediction"] = [names[i] for i in classes.tolist()]
-    for name, shares in zip(names, probabilities.T.tolist(), strict=True):
-        columns[f"p({name})"] = [f"{share:.6g}" for share in shares]
+        add(samples.y, [f"label({head})" for head in heads] or ["label"])
+    add(answers, heads or ["prediction"])
+    if not heads:
+        for name, column in zip(names, shares.T.tolist(), strict=True):
+            cells.append((f"p({name})", [f"{share:.6g}" for share in column]))
     table = csv.writer(stream := io.StringIO(), lineterminator="\n")
-    table.writerows([columns, *zip(*columns.values(), strict=True)])
+    table.writerows([[head for head, _ in cells], *zip(*(c for _, c in cells), strict=True)])
+    return stream.getvalue().encode()
+
+
+def _arrays(trained: "tpsgd.Trained", samples: "NewSamples", answers: Any, shares: Any) -> bytes:
+    """The arrays of a .npz file: samples, what is predicted, probabilities."""
+    import numpy as np
+
+    arrays = {"sample": np.array(samples.names), "prediction": answers.numpy(force=True)}
+    if shares is not None:
+        names = np.array(trained.classes)
+        if all(re.fullmatch(r"-?\d{1,18}", name) for name in trained.classes):
+            names = names.astype(np.int64)  # as they are in the labels
+        arrays["prediction"] = names[arrays["prediction"]]
+        arrays |= {"classes": names, "probabilities": shares.numpy(force=True)}
+    np.savez_compressed(stream := io.BytesIO(), **arrays)
     return stream.getvalue()

@@ -54,7 +54,9 @@ def data_for(trained: "tpsgd.Trained", samples: options.Unscaled, folder: str) -
 
     if trained.inputs and samples.data.lower().endswith((".csv", ".tsv")):
         return _split_table(trained, samples)
-    data = samples.load(trained.run.seed, **({"scale": "none"} if trained.inputs else {}))
+    choices = {"scale": "none"} if trained.inputs else {}
+    choices |= {"task": "regression"} if trained.gives_numbers else {}
+    data = samples.load(trained.run.seed, **choices)
     if trained.classes and tuple(trained.classes) != tuple(data.classes):
         raise TpsgdError(
             f"the model in {folder} tells {len(trained.classes)} classes apart, "

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpsgd.engine.record import Run
     from tpsgd.zoo.words import Factory
 
-OF_NEW_MODELS = ("--activation", "--init", "--leak", "--scale", "--drop", "--impute")
+OF_NEW_MODELS = ("--activation", "--init", "--leak", "--scale", "--drop", "--impute", "--task")
 OF_ALL_ARMS = ("--epochs", "--batch-size", "--seed")
 
 
@@ -102,7 +102,7 @@ def train(
                 f"{rule} has no checkpoints and trains in one process: leave --checkpoint and "
                 "torchrun out"
             )
-        settings = training.complete(settings, samples.shape) | parallel
+        settings = training.complete(settings, samples.shape, samples.targets) | parallel
         if not first:
             arm.train(factory, samples.train, progress=False, **settings)
             return
@@ -114,9 +114,9 @@ def train(
                 follow = partial(advance, rule)
                 trained = arm.train(factory, samples.train, progress=follow, **settings)
                 run = trained.runs[0]
-                accuracy = tpsgd.evaluate(trained.models[0], samples.test)
+                score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
             run.settings = {**notes, **run.settings}
-            record = {"accuracy": accuracy, **run.as_dict()}
+            record = {"r2" if samples.targets else "accuracy": score, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
             own = is_function(model.model) and arm.factory is None
             description = {"classes": samples.classes, "inputs": samples.inputs}
@@ -137,7 +137,8 @@ def train(
                     return
                 _show(run, samples)
                 tested = f"{len(samples.test[1]):,} samples ({data.data})"
-                print(f"test accuracy {accuracy:.2%} of {tested}", flush=True)
+                shown = f"R² {score:.3f}" if samples.targets else f"accuracy {score:.2%}"
+                print(f"test {shown} of {tested}", flush=True)
                 if files:
                     print(f"saved {' and '.join(map(str, files))}", flush=True)
 

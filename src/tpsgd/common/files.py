@@ -106,7 +106,7 @@ def load_function(word: str) -> Callable[[], Any]:
     path = user_path(text)
     if not os.path.isfile(path):
         raise TpsgdError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"tpsgd_file_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"user_file_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there

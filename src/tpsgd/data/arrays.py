@@ -1,19 +1,17 @@
 """Arrays of a user, from a file or a function: checked and brought into one form."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.data import labels
 from tpsgd.data.dataset import BYTES, Array, RawData, converted, numbers, pixels, tokens
 from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked at a time: x may be a mapped file
-MOST_SINGLE_CLASSES = 20  # up to this number, most samples may be the only one of their class
-LAST_LETTER, SURROGATES = 0x10FFFF, 0xD800 >> 11  # in Unicode
 TABLES = "(samples, features), (samples, steps, features) or (samples, channels, height, width)"
 
 
@@ -32,14 +30,24 @@ class RawArrays(NamedTuple):
     names: list[str] | None = None
 
 
-def from_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
-    """Check the training arrays and, if there are any, the test arrays, and number the classes."""
-    return encode(source, check_arrays(source, splits))
+def from_arrays(
+    source: str, splits: Sequence[RawArrays], numbers: bool = False, columns: Sequence[str] = ()
+) -> RawData:
+    """Check the training arrays and, if there are any, the test arrays, and number the classes.
+
+    Labels that are numbers stay as they are, in columns that may have names.
+    """
+    raw = check_arrays(source, splits, numbers)
+    if numbers:
+        return labels.numbered(source, raw, columns)
+    raw = labels.encode(source, raw)
+    labels.warn_of_numbers(source, raw)
+    return raw
 
 
-def check_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
+def check_arrays(source: str, splits: Sequence[RawArrays], of_numbers: bool = False) -> RawData:
     """Check arrays and bring them into one form, whatever their labels are: bytes are pixels."""
-    splits = [_checked(source, split) for split in splits]
+    splits = [_checked(source, split, of_numbers) for split in splits]
     samples: list[Any] = [split.x for split in splits]
     are_tokens = splits[0].are_tokens
     lengths = [split.lengths for split in splits if split.lengths is not None]
@@ -51,6 +59,8 @@ def check_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
             f" the test samples {samples[1].dtype} of shape {samples[1].shape}; they must match"
             " (give lengths and lengths_test, or Padded, for sequences of different lengths)."
         )
+    if len({split.y.shape[1:] for split in splits if split.y is not None}) > 1:
+        raise TpsgdError(f"{source}: y of training and of test samples must have equal shapes.")
     of_bytes = not are_tokens and samples[0].dtype == np.uint8
     decode = tokens if are_tokens else pixels if of_bytes else numbers
     vocabulary = _vocabulary(source, samples) if are_tokens else None
@@ -73,51 +83,8 @@ def check_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
     return RawData((), train, test, decode, ", ".join(notes), vocabulary, reading, scale)
 
 
-def encode(source: str, raw: RawData) -> RawData:
-    """Name the classes of the training set, and number them from 0 in sorted order.
-
-    Examples:
-        >>> x, y = np.zeros((3, 2)), np.array(["dog", "cat", "dog"])
-        >>> pets = encode("pets.csv", RawData((), (x, y), None, numbers, ""))
-        >>> pets.classes, pets.train[1]
-        (('cat', 'dog'), array([1, 0, 1]))
-    """
-    y, y_test = (label_values(source, pair[1]) for pair in (raw.train, raw.test or raw.train))
-    if "U" in y.dtype.kind + y_test.dtype.kind:
-        y, y_test = y.astype(str), y_test.astype(str)
-    values, index = np.unique(y, return_inverse=True)
-    if len(values) < 2:
-        raise TpsgdError(f"{source}: every label is {values[0]}; at least two classes are needed.")
-    if len(values) > max(MOST_SINGLE_CLASSES, len(y) / 2):
-        raise TpsgdError(
-            f"{source}: {len(y):,} labels have {len(values):,} different values, the first is"
-            f" {y[0]}; a label must be the class of its sample, and classes need several samples."
-        )
-    index_test = np.searchsorted(values, y_test).clip(max=len(values) - 1)
-    if (unknown := values[index_test] != y_test).any():
-        raise TpsgdError(
-            f"{source}: no training sample of the test set's class {y_test[unknown][0]}."
-        )
-    train, test = (raw.train[0], index), raw.test and (raw.test[0], index_test)
-    return replace(raw, classes=tuple(map(str, values)), train=train, test=test)
-
-
-def label_values(source: str, y: Array) -> Array:
-    """Labels as whole numbers if they are whole numbers, else as text."""
-    if y.dtype.kind in "biu":
-        return y
-    try:
-        real = y.astype(np.float64)
-    except (TypeError, ValueError):
-        return y.astype(str)
-    if (fraction := ~np.isfinite(real) | (real != np.floor(real))).any():
-        raise TpsgdError(f"{source}: the label {y[fraction][0]} is not a whole number or a name.")
-    whole = real.astype(np.int64)
-    return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
-
-
-def _checked(source: str, split: RawArrays) -> RawArrays:
-    """Samples of finite numbers with one label each, and zeros as padding; or an error."""
+def _checked(source: str, split: RawArrays, of_numbers: bool) -> RawArrays:
+    """Samples of finite numbers with their labels, and zeros as padding; or an error."""
     x, y, lengths, are_tokens = split[:4]
     if are_tokens:
         fits, expected = x.ndim == 2 and x.dtype.kind in "iu", "whole numbers (samples, steps)"
@@ -129,16 +96,7 @@ def _checked(source: str, split: RawArrays) -> RawArrays:
         name = "tokens" if are_tokens else "x"
         raise TpsgdError(f"{source}: {name} is {x.dtype} of shape {x.shape}; expected {expected}.")
     if y is not None:
-        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-        if y.shape != x.shape[:1]:
-            raise TpsgdError(
-                f"{source}: y has the shape {y.shape}; expected one label for each of the {len(x)}"
-                " samples (for one-hot rows, give y.argmax(1))."
-            )
-        if y.dtype.kind == "U":  # a damaged file may have numbers in it that are no letters
-            code = np.ascontiguousarray(y).view(np.dtype(np.uint32).newbyteorder(y.dtype.byteorder))
-            if (code > LAST_LETTER).any() or ((code >> 11) == SURROGATES).any():
-                raise TpsgdError(f"{source}: the labels are no text; save them again.")
+        y = labels.checked(source, x, y, are_tokens, of_numbers)
     if x.size == 0:
         raise TpsgdError(f"{source}: x is empty, of shape {x.shape}.")
     if lengths is not None:

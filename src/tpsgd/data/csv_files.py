@@ -16,8 +16,9 @@ from tpsgd.common.errors import TpsgdError, shortened, suggestion
 from tpsgd.common.names import printable
 from tpsgd.common.units import size
 from tpsgd.data.arrays import RawArrays, from_arrays
-from tpsgd.data.csv_mistakes import LARGEST, Header, first_mistake, number
+from tpsgd.data.csv_mistakes import Header, first_mistake, number
 from tpsgd.data.dataset import Array, RawData, readable
+from tpsgd.data.labels import AS_NUMBERS, LARGEST, TASKS
 from tpsgd.data.scaling import IMPUTE, check_word
 
 LABEL_NAMES = ("label", "y", "class", "target")
@@ -36,39 +37,57 @@ class Columns(NamedTuple):
     """The columns of a table that a user names; see `tpsgd.data.load`.
 
     `features` are the columns of the samples that a model was trained on, for new samples.
+    `numbers`: the labels are numbers, perhaps in several columns.
     """
 
-    label: str | None = None
+    label: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     impute: str | None = None
     features: tuple[str, ...] = ()
+    numbers: bool = False
 
     @classmethod
-    def of(cls, label: str | None, drop: str | Sequence[str], impute: str | None) -> "Columns":
+    def of(
+        cls,
+        label: str | Sequence[str] | None,
+        drop: str | Sequence[str],
+        impute: str | None,
+        task: str | None = None,
+    ) -> "Columns":
         """Names in a list, or in a text with commas; the word none is None."""
         check_word("impute", impute, IMPUTE)
+        check_word("task", task, TASKS)
         names = drop.split(",") if isinstance(drop, str) else drop
         names = tuple(name.strip() for name in names if name)
-        return cls(label, names, None if impute == "none" else impute)
+        filling, numbers = None if impute == "none" else impute, task == "regression"
+        return cls(label_names(label), names, filling, numbers=numbers)
+
+
+def label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the label columns; a text with commas may be one name (`_label_columns`)."""
+    return (label,) if isinstance(label, str) else tuple(label or ())
 
 
 def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
     """A table to train on: features, which `load` standardises by default, and labels."""
     arrays, header = read_table(file, choices)
     features = [header.names[i] for i in header.features]
-    assert header.label is not None
-    label = header.names[header.label]
+    names = [header.names[i] for i in header.labels]
+    label = names[0]
     if header.sequence is None:
         _warn_of_row_numbers(file, features, arrays.x)
     try:
-        raw = from_arrays(str(file), [arrays])
+        raw = from_arrays(str(file), [arrays], choices.numbers, names)
     except TpsgdError as error:
         if choices.label or label.lower() in LABEL_NAMES:
             raise
         last = f"The label was taken from the last column, '{label}'"
         raise TpsgdError(f"{error} {last}: name another one, label=... (--label).") from error
-    note = ", ".join(filter(None, (f"label column '{printable(label)}'", raw.note)))
-    return replace(raw, note=note, reading={"columns": features, "label": label}, scale="standard")
+    noun = f"label column{'s' * (len(names) > 1)}"
+    listed = ", ".join(f"'{printable(name)}'" for name in names)
+    note = ", ".join(filter(None, (f"{noun} {listed}", raw.note)))
+    reading = {"columns": features, "label": label if len(names) == 1 else names} | raw.reading
+    return replace(raw, note=note, reading=reading, scale="standard")
 
 
 def read_table(file: Path, choices: Columns) -> tuple[RawArrays, Header]:
@@ -86,7 +105,9 @@ def read_table(file: Path, choices: Columns) -> tuple[RawArrays, Header]:
     first, last = header.features[0], header.features[-1]
     adjacent = header.features == list(range(first, last + 1))  # then nothing is copied
     x = table[:, slice(first, last + 1) if adjacent else header.features]
-    arrays = RawArrays(x, texts.get(header.label), blanks=choices.impute is not None)
+    y = texts.get(header.labels[0]) if header.labels else None
+    y = table[:, header.labels] if header.labels and header.of_numbers else y
+    arrays = RawArrays(x, y, blanks=choices.impute is not None)
     if header.sequence is not None:
         time = None if header.time is None else table[:, header.time]
         arrays = _to_sequences(file, header, arrays, texts[header.sequence], time)
@@ -109,44 +130,56 @@ def _read_names(file: Path) -> tuple[list[str], str]:
 
 def _read_header(file: Path, choices: Columns) -> Header:
     names, delimiter = _read_names(file)
-    is_new = bool(choices.features)
-    named = [*choices.features, *choices.drop]
-    named += [] if is_new or choices.label is None else [choices.label]
+    is_new, chosen = bool(choices.features), _label_columns(choices, names)
+    named = [*choices.features, *choices.drop, *(() if is_new else chosen)]
     if missing := [name for name in named if name not in names]:
         hint = HINT if len(names) == 1 else suggestion(missing[0], names)
         reads = ", which the model reads" if is_new else ""
         raise TpsgdError(f"{file} has no column '{missing[0]}'{reads}: {hint}")
-    if choices.label in choices.drop:
-        raise TpsgdError(f"the column '{choices.label}' cannot be dropped: it is the label.")
+    if dropped := [name for name in chosen if name in choices.drop]:
+        raise TpsgdError(f"the column '{dropped[0]}' cannot be dropped: it is the label.")
     others = ["" if name in named else name.lower() for name in names]
     label, sequence, time = (
         next((others.index(name) for name in choices if name in others), None)
         for choices in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES)
     )
     time = None if sequence is None else time  # without sequences it is a feature like any other
-    if is_new or choices.label is not None:
-        label = names.index(choices.label) if choices.label in names else None
+    labels = () if label is None else (label,)
+    if is_new or chosen:
+        labels = tuple(map(names.index, chosen)) if {*chosen} <= {*names} else ()
     features = [names.index(name) for name in choices.features]
     if not is_new:
-        if sequence is not None and label is None:
+        if sequence is not None and not labels:
             raise TpsgdError(
                 f"{file} has sequences but no column label, y, class or target: name it, label=..."
                 " (--label)."
             )
         left = [i for i, name in enumerate(names) if name not in choices.drop]
-        label = left[-1] if label is None and left else label
-        features = [i for i in left if i not in (label, sequence, time) and (i or names[0])]
+        labels = labels or tuple(left[-1:])
+        others = {*labels, sequence, time}
+        features = [i for i in left if i not in others and (i or names[0])]
     if not features:
         problem = f"has no column of features besides the label in '{shortened(', '.join(names))}'"
         raise TpsgdError(f"{file} {problem}: {HINT}.")
-    used = {names[i] for i in (*features, label) if i is not None}
+    used = {names[i] for i in (*features, *labels)}
     if repeated := [name for name, n in Counter(names).items() if n > 1 and name in used]:
         listed = shortened(", ".join(f"'{name}'" for name in repeated))
         raise TpsgdError(
             f"{file} has several columns of the name {listed}, and a trained model finds columns by"
             " their names: rename them."
         )
-    return Header(names, delimiter, features, label, sequence, time)
+    return Header(names, delimiter, features, labels, sequence, time, choices.numbers)
+
+
+def _label_columns(choices: Columns, names: list[str]) -> tuple[str, ...]:
+    """The names of the label columns that were chosen; of one text, `price,area`, two."""
+    label = tuple(dict.fromkeys(choices.label))
+    if len(label) == 1 and label[0] not in names and "," in label[0]:
+        words = tuple(dict.fromkeys(word.strip() for word in label[0].split(",")))
+        label = words if choices.numbers or {*words} <= {*names} else label
+    if len(label) > 1 and not choices.numbers:
+        raise TpsgdError(f"several label columns are numbers to predict: {AS_NUMBERS}.")
+    return label
 
 
 def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int | None, Array]]:
@@ -158,8 +191,10 @@ def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
     """
     has_commas = header.delimiter != ","
     codes: dict[int, dict[str, int]]  # the number of each text in a column of texts
-    codes = {column: {} for column in (header.label, header.sequence) if column is not None}
-    used = {*header.features, *codes, header.time}
+    texts_at = (*(() if header.of_numbers else header.labels), header.sequence)
+    codes = {column: {} for column in texts_at if column is not None}
+    read = (*header.features, *(header.labels if header.of_numbers else ()))
+    used = {*read, *codes, header.time}
     converters: dict[int | str, Callable[[str], float]]
     converters = {i: lambda _: 0.0 for i in range(len(header.names)) if i not in used}
     for column, code in codes.items():
@@ -171,7 +206,7 @@ def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
 
     table = _numbers(file, header.delimiter, converters)
     if table is None and (blanks or has_commas):
-        converters |= dict.fromkeys(header.features, lenient)
+        converters |= dict.fromkeys(read, lenient)
         table = _numbers(file, header.delimiter, converters)
     if table is None:
         raise first_mistake(file, header, blanks)
@@ -240,7 +275,7 @@ def _to_sequences(
     first = np.cumsum(lengths) - lengths
     if y is not None:
         y = y[order]
-        if (change := y != y[first][number]).any():
+        if (change := (y != y[first][number]).reshape(len(y), -1).any(1)).any():
             raise TpsgdError(f"{file}: the sequence '{names[number[change][0]]}' has two labels.")
         y = y[first]
     if time is not None and header.time is not None:

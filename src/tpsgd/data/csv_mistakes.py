@@ -7,11 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.data.labels import LARGEST
 
-LARGEST = float(np.finfo(np.float32).max)
 BLANKS = {"", "nan", "na", "n/a", "null", "none", "?"}  # how programs write that a value is missing
 MOST_CLASSES = 20  # different texts in a column that looks like the label
 
@@ -20,15 +18,16 @@ class Header(NamedTuple):
     """The names of the columns, what separates them, and the numbers of the columns by their role.
 
     Only a table of time steps has a column for the sequence, and perhaps one for the time. New
-    samples may have no label.
+    samples may have no label; labels that are numbers may be in several columns.
     """
 
     names: list[str]
     delimiter: str
     features: list[int]
-    label: int | None
+    labels: tuple[int, ...]
     sequence: int | None
     time: int | None
+    of_numbers: bool = False
 
 
 def number(text: str, comma: bool = False, blank: float | None = None) -> float | None:
@@ -57,7 +56,11 @@ def first_mistake(file: Path, header: Header, blanks: bool) -> TpsgdError:
                 hint = f"; line 1 must be the header, and is '{shortened(names[0])}'"
             return TpsgdError(f"{line} has {len(row)} cells, the header has {len(names)}{hint}.")
         for i, cell in enumerate(row):
-            if i in (header.label, header.sequence) and not cell.strip():
+            if i in header.labels and header.of_numbers:
+                value = number(cell, comma)
+                if value is None or not abs(value) <= LARGEST:
+                    return _label_mistake(f"{line}, column '{names[i]}'", cell)
+            elif i in (*header.labels, header.sequence) and not cell.strip():
                 return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
             if i in (header.time, *header.features):
                 value = number(cell, comma, 0.0 if blanks and i != header.time else None)
@@ -73,6 +76,15 @@ def _rows(file: Path, header: Header) -> Iterator[tuple[str, list[str]]]:
         next(rows)
         for row in filter(None, rows):
             yield f"{file}, line {rows.line_num}", row
+
+
+def _label_mistake(place: str, cell: str) -> TpsgdError:
+    if cell.strip().lower() in BLANKS:
+        return TpsgdError(f"{place}: '{cell}' is blank; leave out rows without a number to learn.")
+    return TpsgdError(
+        f"{place}: '{shortened(cell)}' is no number to learn; classes are predicted without "
+        "task='regression' (--task regression)."
+    )
 
 
 def _cell_mistake(file: Path, header: Header, line: str, column: int, cell: str) -> TpsgdError:

@@ -77,6 +77,9 @@ class Dataset:
 class Data:
     """A data set: x of shape (samples, *shape), and y, int64 indices into `classes`.
 
+    Steps or pixels may have a class each, -100 for none. With `task="regression"`, y is float32,
+    (samples,) or (samples, targets), and there are no classes.
+
     x is a float32 tensor, or an int64 tensor of tokens from 0 to `vocabulary` - 1. Sequences of
     different lengths are `Padded`, and `shape` has the length of the longest.
 
@@ -94,6 +97,11 @@ class Data:
     note: str
     vocabulary: int | None = None
     reading: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of the columns of numbers to predict; empty for classes."""
+        return tuple(self.reading.get("targets", ()))
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import size as in_units
-from tpsgd.data.arrays import encode
 from tpsgd.data.dataset import BYTES, Array, Pair, RawData
+from tpsgd.data.labels import encode
 
 PIXEL = 4  # bytes of a decoded pixel
 MOST_RESIZED = 1000  # times the files' size, for all images with the size of the first

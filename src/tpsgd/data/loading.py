@@ -18,7 +18,7 @@ from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
 from tpsgd.data.scaling import METHODS, NOTES, check_word, statistics, typical_values
-from tpsgd.data.split import Subset, hold_out_test, stratified
+from tpsgd.data.split import Subset, hold_out_test, how_chosen, stratified
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained, filled
 
@@ -35,12 +35,14 @@ def load(
     label: str | None = None,
     drop: str | Sequence[str] = (),
     impute: str | None = None,
+    task: str | None = None,
 ) -> Data:
     """Load a built-in data set by name, or your own by path.
 
     Images have the shape (samples, channels, height, width), in [0, 1]; tables (samples,
     features); sequences (samples, steps, features); tokens are whole numbers (samples, steps).
-    Sequences of different lengths are `Padded`.
+    Sequences of different lengths are `Padded`. Labels are classes, of samples or, as whole numbers
+    (samples, steps) or (samples, height, width), of steps or pixels; or numbers to predict.
 
     Args:
         spec: the name of a built-in set (`tpsgd data list` lists them), or one of
@@ -75,11 +77,14 @@ def load(
             `FILE.csv`, and "none" for everything else: arrays are taken as they are, except that
             bytes (uint8) are pixels and are divided by 255, as `fit` and `evaluate` do. The
             statistics are in `Data.inputs`, which `Run.save` stores with a model.
-        label: the name of a table's label column.
+        label: the name of a table's label column; of several, with task="regression", a list or
+            "price,area".
         drop: the names of a table's columns to leave out: `["id", "time"]`, or "id,time".
         impute: fill blank cells of a table by the "mean" or the "median" of their column in the
             training samples; "none", the default, refuses them. The values are in `Data.inputs`
             too, so that new samples are filled in the same way.
+        task: "regression" for labels that are numbers to predict: y is float32, and `Data.targets`
+            has the names of its columns. Default: "classification".
 
     Returns:
         The data; its `note` says how it was split and converted.
@@ -94,7 +99,7 @@ def load(
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
     check_word("scale", scale, METHODS)
-    columns = Columns.of(label, drop, impute)
+    columns = Columns.of(label, drop, impute, task)
     user_file = None if spec in DATASETS and not any(columns) else user_files.find(spec, columns)
     prepare = partial(_prepare, spec, user_file, seed, max_train, scale, columns.impute)
     if on_disk is None:
@@ -132,7 +137,8 @@ def _prepare(
     else:
         test = Subset(*raw.test)
     if max_train is not None and max_train < len(train.y):
-        notes.append(f"{max_train} of {len(train.y)} training samples, stratified, seed {seed}")
+        chosen = how_chosen(train.y, seed)
+        notes.append(f"{max_train} of {len(train.y)} training samples, {chosen}")
         train = train.keep(stratified(train.y, max_train, seed))
     decode, steps = raw.decode_exactly, dict[str, Any]()
     if impute:
@@ -170,5 +176,5 @@ def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:
             x[i * AT_A_TIME : (i + 1) * AT_A_TIME] = raw.decode(piece)
     else:
         x = raw.decode(samples.take(slice(None)))
-    y = torch.from_numpy(samples.y.astype(np.int64, copy=False))
+    y = torch.from_numpy(samples.labels)
     return x if isinstance(x, Padded) else torch.from_numpy(x), y

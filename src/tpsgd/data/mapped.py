@@ -61,7 +61,7 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
     if isinstance(first, Padded):
         raise TpsgdError(f"{spec} has sequences of different lengths; load it without on_disk.")
     sample = np.dtype((first.dtype, first.shape[1:]))
-    needed = (len(train.y) + len(test.y)) * (sample.itemsize + np.dtype(np.int64).itemsize)
+    needed = sum(len(s.y) * sample.itemsize + s.labels.nbytes for s in (train, test))
     about = {"name": spec, "classes": raw.classes, "note": note}
     about |= {"vocabulary": raw.vocabulary, "reading": raw.reading}
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
@@ -74,7 +74,7 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
             )
         for name, split in (("train", train), ("test", test)):
             _save(unfinished / f"{name}-x.npy", raw, split, sample)
-            np.save(unfinished / f"{name}-y.npy", split.y.astype(np.int64))
+            np.save(unfinished / f"{name}-y.npy", split.labels)
         (unfinished / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process has just written the same folder

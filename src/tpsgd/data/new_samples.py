@@ -16,10 +16,11 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.files import is_function
 from tpsgd.data import user_files
-from tpsgd.data.arrays import RawArrays, check_arrays, label_values
-from tpsgd.data.csv_files import Columns, read_table
-from tpsgd.data.dataset import BYTES, Array, RawData, converted, numbers
+from tpsgd.data.arrays import RawArrays, check_arrays
+from tpsgd.data.csv_files import Columns, label_names, read_table
+from tpsgd.data.dataset import BYTES, RawData, converted, numbers
 from tpsgd.data.images import decode_images, new_images
+from tpsgd.data.labels import class_numbers, real_numbers
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_npz
 from tpsgd.data.registry import DATASETS
@@ -28,7 +29,7 @@ from tpsgd.saved.scaling import as_trained
 
 
 class NewSamples(NamedTuple):
-    """Samples, a name for each, and their class indices if they have labels.
+    """Samples, a name for each, and their class indices, or numbers, if they have labels.
 
     The `note` says why labels were ignored; it is empty if none were.
     """
@@ -83,7 +84,10 @@ def read_new(
     x = numbers(x) if raw.decode is numbers else x
     y = None
     try:
-        y = None if labels is None else _indices(spec, labels, classes)
+        if labels is not None and "targets" in inputs:
+            y = torch.from_numpy(real_numbers(spec, labels))
+        elif labels is not None:
+            y = torch.from_numpy(class_numbers(spec, labels, classes))
     except TpsgdError as error:
         if needs_labels:
             raise
@@ -99,7 +103,8 @@ def _check_inputs(inputs: Mapping[str, Any]) -> None:
     try:
         values = np.array(imputation.get("values", []), np.float64)
         fits = all(n > 0 for n in shape) and all(isinstance(name, str) for name in columns)
-        fits &= isinstance(inputs.get("label", ""), str)
+        names = [*label_names(inputs.get("label")), *inputs.get("targets", [])]
+        fits &= all(isinstance(name, str) for name in names)
         fits &= ("shift" in scaling) == ("scale" in scaling) and isinstance(scaling, dict)
         fits &= values.shape == (len(columns) if imputation else 0,)
         fits &= bool(np.isfinite(values).all())
@@ -129,7 +134,7 @@ def _read_user_file(
         arrays = read_npz(file.path, labelled=False)[-1]
     else:
         return *_read_images(file.path, inputs), ""
-    raw = check_arrays(spec, [arrays])
+    raw = check_arrays(spec, [arrays], "targets" in inputs)
     if (raw.reading == BYTES) != (inputs.get("scaling", {}).get("method") == "bytes"):
         trained, new = ("numbers", "bytes") if raw.reading == BYTES else ("bytes", "numbers")
         raise TpsgdError(
@@ -143,13 +148,14 @@ def _read_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> tu
     if not inputs.get("columns"):
         raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
     impute = "values" if inputs.get("imputation") else None
-    columns = Columns(inputs.get("label"), (), impute, tuple(inputs["columns"]))
+    features = tuple(inputs["columns"])
+    columns = Columns(label_names(inputs.get("label")), (), impute, features, "targets" in inputs)
     try:
         return read_table(file, columns)[0], ""
     except TpsgdError as error:
         if needs_labels:
             raise
-        return read_table(file, columns._replace(label=None))[0], str(error)
+        return read_table(file, columns._replace(label=()))[0], str(error)
 
 
 def _read_images(root: Path, inputs: Mapping[str, Any]) -> tuple[RawData, list[str]]:
@@ -161,15 +167,3 @@ def _read_images(root: Path, inputs: Mapping[str, Any]) -> tuple[RawData, list[s
         )
     raw = RawData((), (files, labels), None, partial(decode_images, shape=shape[1:]), "")
     return raw, [str(file.relative_to(root)) for file in files]
-
-
-def _indices(spec: str, labels: Array, classes: Sequence[str]) -> Tensor:
-    """The number of each label's class."""
-    names = label_values(spec, labels).astype(str)
-    numbers = {name: number for number, name in enumerate(classes)}
-    if unknown := sorted(set(names.tolist()) - numbers.keys()):
-        raise TpsgdError(
-            f"{spec} has the label '{unknown[0]}', which is not a class of the model: "
-            f"{suggestion(unknown[0], classes)}"
-        )
-    return torch.tensor([numbers[name] for name in names.tolist()])

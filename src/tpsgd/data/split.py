@@ -21,6 +21,11 @@ class Subset:
     y: Array
     rows: Array | None = None
 
+    @property
+    def labels(self) -> Array:
+        """Numbers as float32, classes as int64."""
+        return self.y.astype(np.float32 if self.y.dtype.kind == "f" else np.int64, copy=False)
+
     def keep(self, mask: Array) -> "Subset":
         """The samples for which the mask is true."""
         rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
@@ -39,13 +44,15 @@ def stratified(y: Array, k: int, seed: int) -> Array:
     """Mask of `k` samples with the class shares of `y`; every class gets one sample first.
 
     The samples of each class are shuffled. Number r of a class with n samples has the rank
-    (r + 1/2) / n, number 0 the rank 0; the k samples of the lowest ranks are chosen.
+    (r + 1/2) / n, number 0 the rank 0; the k samples of the lowest ranks are chosen. Numbers, and
+    classes of steps or pixels, have no shares to keep: any k samples are chosen.
 
     Examples:
         >>> y = np.array([0] * 8 + [1] * 4)
         >>> np.bincount(y[stratified(y, 6, seed=0)])
         array([4, 2])
     """
+    y = np.zeros(len(y), np.int64) if _has_no_shares(y) else y
     order = np.random.default_rng(seed).permutation(len(y))
     by_class = order[np.argsort(y[order], kind="stable")]
     n = np.bincount(y)
@@ -60,7 +67,7 @@ def stratified(y: Array, k: int, seed: int) -> Array:
 def hold_out(y: Array, size: float, seed: int, source: str = "the data") -> Array:
     """Mask of the samples to train on; `size` of them, a share or a number, are held out.
 
-    Classes keep their shares. Error messages start with `source`, the name of the data.
+    Classes of samples keep their shares. Error messages start with `source`, the name of the data.
 
     Examples:
         >>> y = np.array([0] * 8 + [1] * 4)
@@ -69,11 +76,21 @@ def hold_out(y: Array, size: float, seed: int, source: str = "the data") -> Arra
     """
     count = size if isinstance(size, int) else max(1, round(size * len(y)))
     train = stratified(y, len(y) - count, seed)
-    if not np.isin(y[~train], y[train]).all():
+    few = not train.any() if _has_no_shares(y) else not np.isin(y[~train], y[train]).all()
+    if few:
         raise TpsgdError(f"{source}: {len(y):,} samples are too few to hold out {count:,} of them.")
     return train
 
 
 def hold_out_test(y: Array, seed: int, source: str) -> tuple[Array, str]:
     """The mask of `hold_out` for data without a test set, and the note that describes it."""
-    return hold_out(y, 0.2, seed, source), f"20 % held out as test, stratified, seed {seed}"
+    return hold_out(y, 0.2, seed, source), f"20 % held out as test, {how_chosen(y, seed)}"
+
+
+def how_chosen(y: Array, seed: int) -> str:
+    """How `stratified` chooses samples, for a note."""
+    return f"{'at random' if _has_no_shares(y) else 'stratified'}, seed {seed}"
+
+
+def _has_no_shares(y: Array) -> bool:
+    return y.ndim > 1 or y.dtype.kind == "f"

@@ -37,8 +37,13 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
     """
     path, columns = user_path(spec), columns or Columns()
     suffix = path.suffix.lower()
-    if any(columns) and suffix not in TABLES:
+    if any(columns[:4]) and suffix not in TABLES:
         raise TpsgdError(f"label, drop and impute are for tables, FILE.csv; {spec} is none.")
+    if columns.numbers and suffix not in (*TABLES, ".npz") and not is_function(spec):
+        raise TpsgdError(
+            "task='regression' (--task regression) is for FILE.csv, FILE.npz and FILE.py:FUNCTION; "
+            f"{spec} has classes."
+        )
     if spec and os.path.isdir(path):
         return UserFile(path, partial(read_folder, path))
     folder, _, size = spec.rpartition("@")
@@ -49,7 +54,7 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
         return UserFile(path, partial(read_folder, path, int(size)))
     if is_function(spec):
         path = user_path(spec.rpartition(":")[0])
-        return UserFile(path, lambda: from_arrays(spec, read_function(spec)))
+        return UserFile(path, lambda: from_arrays(spec, read_function(spec), columns.numbers))
     if not os.path.isfile(path):
         if suffix in (*TABLES, ".npz") or len(path.parts) > 1:
             raise TpsgdError(f"there is no {path}; check the name, or give the full path.")
@@ -57,7 +62,7 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
     if suffix in TABLES:
         return UserFile(path, partial(read_csv, path, columns))
     if suffix == ".npz":
-        return UserFile(path, lambda: from_arrays(str(path), read_npz(path)))
+        return UserFile(path, lambda: from_arrays(str(path), read_npz(path), columns.numbers))
     raise TpsgdError(f"{path} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
 
 

@@ -139,8 +139,8 @@ def confusion(
 ) -> Confusion:
     """Count how often samples of each class are predicted as each class.
 
-    Labels are as for `evaluate`, with one class per sample: of soft labels the largest entry
-    counts. A single yes-or-no output has the classes 0 and 1.
+    Labels are as for `evaluate`, with one class per sample, step or pixel: of soft labels the
+    largest entry counts. A single yes-or-no output has the classes 0 and 1.
 
     Args:
         model: any module that gives one number per class.

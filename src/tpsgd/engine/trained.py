@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.confusion import Confusion, confusion
 from tpsgd.engine.device import resolve_device
-from tpsgd.engine.evaluate import all_outputs, evaluate, last_module
+from tpsgd.engine.evaluate import all_outputs, answers, evaluate, evaluate_numbers, last_module
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import ProgressFunction
 from tpsgd.engine.sources.inputs import inputs as as_inputs
+from tpsgd.engine.sources.inputs import tensor
+from tpsgd.losses import mse
+from tpsgd.nets.layers import ends_in_maps
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import readable
@@ -57,23 +61,34 @@ class Trained:
             tensor([[0.],
                     [2.]])
         """
-        samples, scaling = as_inputs(x), self.inputs.get("scaling") or {}
+        samples: Any = as_inputs(x)
+        scaling = self.inputs.get("scaling") or {}
         if scaling.get("method") == "bytes":
             if samples.dtype is not torch.uint8:
                 raise TpsgdError("the model was trained on bytes (uint8), over 255: pass bytes")
             return as_pixels(samples, samples.to(samples.device, torch.float32))
         new = as_trained(samples, self.inputs)
-        return new if isinstance(new, Padded) else torch.as_tensor(new)
+        return new if isinstance(new, (Padded, ModelInputs)) else torch.as_tensor(new)
+
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether it was trained on numbers, not on classes."""
+        return "targets" in self.run.settings
 
     def outputs(
         self, x: Any, *, batch_size: int = 1024, progress: ProgressFunction | None = None
     ) -> Tensor:
         """The model's outputs, one number per class for each sample, in the order of samples.
 
-        `progress` is called with (samples done, total).
+        Of steps and pixels, classes or numbers are in the last dimension. `progress` is called with
+        (samples done, total).
         """
         outputs = all_outputs(self.model, x, batch_size, progress)
-        count = max(2, outputs.shape[1])  # one output is a yes or a no
+        if outputs.dim() > 2:
+            order = "last" if ends_in_maps(self.model) else "first"
+            order = self.run.settings.get("positions", order)
+            outputs = outputs.movedim(1, -1) if order == "last" else outputs
+        count = max(2, outputs.shape[-1])  # one output is a yes or a no
         if self.classes and len(self.classes) != count:
             names = f"was saved with {len(self.classes)} names of classes"
             raise TpsgdError(f"the model tells {count} classes apart, but {names}")
@@ -87,30 +102,55 @@ class Trained:
         For cross-entropy that is the softmax, for `bce` the sigmoid of each output: rows then need
         not sum to 1, except for a single output, which gives two columns, no and yes. Least squares
         (`mse`, `ridge`, `rls`) estimates probabilities themselves: they are cut off at 0 and
-        divided by their sum. None of them is calibrated.
+        divided by their sum. None of them is calibrated. Of steps and pixels, classes are in the
+        last dimension.
         """
         return self.predict_with_probabilities(x, batch_size=batch_size, progress=progress)[1]
 
     def predict(
         self, x: Any, *, batch_size: int = 1024, progress: ProgressFunction | None = None
     ) -> Tensor:
-        """The class with the largest output for each sample, as an index into `classes`."""
+        """The class with the largest output, as an index into `classes`; or the numbers.
+
+        One for each sample, step or pixel; several numbers are in the last dimension.
+        """
+        if self.gives_numbers:
+            numbers = self.outputs(x, batch_size=batch_size, progress=progress)
+            return numbers[..., 0] if numbers.shape[-1] == 1 else numbers
         return self.predict_with_probabilities(x, batch_size=batch_size, progress=progress)[0]
 
     def predict_with_probabilities(
         self, x: Any, *, batch_size: int = 1024, progress: ProgressFunction | None = None
     ) -> tuple[Tensor, Tensor]:
         """What `predict` and `probabilities` return, with one pass through the model."""
+        self._check_of_classes("probabilities: use predict")
         outputs = self.outputs(x, batch_size=batch_size, progress=progress)
-        probabilities = _probabilities(outputs, self.model, self.run)
-        return (probabilities if outputs.shape[1] == 1 else outputs).argmax(1), probabilities
+        rows = outputs.flatten(0, -2)
+        shares = _probabilities(rows, self.model, self.run)
+        classes = (shares if rows.shape[1] == 1 else rows).argmax(1)
+        return classes.view(outputs.shape[:-1]), shares.view(*outputs.shape[:-1], -1)
 
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
-        """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""
-        return evaluate(self.model, data, batch_size=batch_size)
+        """The share of samples that are classified correctly, or R² of numbers."""
+        if not self.gives_numbers:
+            return evaluate(self.model, data, batch_size=batch_size)
+        return evaluate_numbers(self.model, _with_numbers(data), batch_size)
+
+    @torch.no_grad()
+    def errors(self, data: Any, *, batch_size: int = 1024) -> Tensor:
+        """The mean absolute error of each number, in the units of the labels."""
+        if not self.gives_numbers:
+            raise TpsgdError("the model was trained on classes: evaluate gives their accuracy")
+        pairs = answers(self.model, _with_numbers(data), batch_size, mse)
+        return torch.cat([(out - y).abs() for out, y, _ in pairs]).double().mean(0)
+
+    def _check_of_classes(self, noun: str) -> None:
+        if self.gives_numbers:
+            raise TpsgdError(f"the model was trained on numbers, which have no {noun}")
 
     def confusion(self, data: Any, *, batch_size: int = 1024) -> Confusion:
         """Figures per class and the confusion matrix, as by `tpsgd.confusion`."""
+        self._check_of_classes("confusion matrix: use evaluate")
         return confusion(self.model, data, classes=self.classes, batch_size=batch_size)
 
 
@@ -146,6 +186,12 @@ def load(
         if not isinstance(run.settings, dict) or not isinstance(run.seed, int):
             raise TypeError("settings or seed")
     return Trained(model, run, tuple(content["classes"]), content["inputs"], content["versions"])
+
+
+def _with_numbers(data: Any) -> Any:
+    """Arrays with labels as real numbers, which whole ones may be."""
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    return (data[0], tensor(data[1], "y").float()) if pair else data
 
 
 def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:

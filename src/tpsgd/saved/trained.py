@@ -39,6 +39,8 @@ def write(
     """Write a model, its `run`, `classes` and `inputs` into a folder; see `Run.save`."""
     path = check_free(folder, overwrite)
     classes = _class_names(content["classes"])
+    if classes and "targets" in content["run"]["settings"]:
+        raise TpsgdError("the model was trained on numbers: leave the names of classes out")
     check_classes(model, classes)
     description, tensors = describe(model, factory)
     versions = {"python": platform.python_version(), "torch": torch.__version__}

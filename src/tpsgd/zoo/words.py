@@ -66,7 +66,7 @@ def factory(
         word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `rnn:...`,
             `lru:...` and other recurrent words, or `FILE.py:FUNCTION`.
         shape: the shape of one sample; (steps, features) for sequences, (steps,) for tokens.
-        classes: the number of classes.
+        classes: the number of classes, or of numbers to predict.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
         tokens: the size of the vocabulary, if samples are tokens.
         init: initial weights of recurrent cells, a name in `tpsgd.inits`.
