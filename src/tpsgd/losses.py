@@ -56,9 +56,22 @@ class Loss:
 
     def total(self, y: Tensor, labels: Tensor) -> Tensor:
         """The sum over the samples that have a label, those without left out."""
-        if labels.is_floating_point() or self.each is None:
+        if labels.is_floating_point():
             return self.value(y, labels) * len(labels)
+        if self.each is None:
+            has_label = labels != IGNORED
+            return self.value(y[has_label], labels[has_label]) * has_label.sum()
         return (self.each(y, labels.clamp(min=0)) * (labels != IGNORED)).sum()
+
+    def mean(self, y: Tensor, labels: Tensor) -> Tensor:
+        """As `value`, the samples without a label left out."""
+        count = labelled(labels)
+        return self.total(y, labels) / (count.clamp(min=1) if isinstance(count, Tensor) else count)
+
+
+def labelled(labels: Tensor, dim: int = 0) -> Any:
+    """How many samples have a label; the samples are in this dimension."""
+    return labels.shape[dim] if labels.is_floating_point() else (labels != IGNORED).sum(dim)
 
 
 def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
@@ -86,12 +99,19 @@ def _each_mse(y: Tensor, labels: Tensor) -> Tensor:
     return y.square().sum(1) / 2 - y.gather(1, labels[:, None])[:, 0] + 0.5
 
 
+def _residual(y: Tensor, labels: Tensor) -> Tensor:
+    """y - y* in new memory, on autograd's graph."""
+    if labels.is_floating_point():
+        return y - labels
+    return y.scatter_add(1, labels[:, None], y.new_full((), -1.0).expand(len(labels), 1))
+
+
 def _each_l1(y: Tensor, labels: Tensor) -> Tensor:
-    return minus_labels(y.clone(), labels).abs().sum(1)
+    return _residual(y, labels).abs().sum(1)
 
 
 def _each_huber(y: Tensor, labels: Tensor) -> Tensor:
-    residual = minus_labels(y.clone(), labels)
+    residual = _residual(y, labels)
     inside = residual.clamp(-1, 1)
     return (inside * (residual - inside / 2)).sum(1)
 

@@ -194,7 +194,9 @@ class Objective:
         if local.loss is not NOT_COMPUTED:
             return local.loss
         assert self.of_logits is not None and local.logits is not None
-        return self.of_logits.value(local.logits, s)
+        if local.labels is None:
+            return self.of_logits.value(local.logits, s)
+        return self.of_logits.mean(local.logits, local.labels)
 
     def in_cells(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The same, but `dy` may have one number per cell of feature maps: `memory_format.full`.

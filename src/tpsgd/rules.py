@@ -234,10 +234,11 @@ def default() -> Rule:
 def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) -> Rule:
     """Similarity matching and a local classifier (Nøkland & Eidnes 2019); not in the paper.
 
-    Samples of the same class shall have similar outputs. `share` is the weight of this similarity
-    loss, which compares all samples of a batch; `features` bounds the classifier's inputs. The
-    classifier, and the convolution before the similarity, learn with the block; `convolve=False`
-    leaves that convolution out and is cheaper.
+    Samples of the same class shall have similar outputs, so labels must be one class for each
+    sample: numbers, and labels for every step or pixel, are refused. `share` is the weight of this
+    similarity loss, which compares all samples of a batch; `features` bounds the classifier's
+    inputs. The classifier, and the convolution before the similarity, learn with the block;
+    `convolve=False` leaves that convolution out and is cheaper.
 
     The published nets have a dropout after each activation, which the local loss does not see: put
     `nn.Dropout2d(0.2)` after the ReLU of each convolution and `nn.Dropout(0.2)` after that of each
@@ -252,7 +253,7 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     about = "samples of a class alike, and a learned local classifier"
     convolution = "" if convolve else ", no convolution"
     options = f"share {share:g}, at most {features} features{convolution}"
-    kind = {"per_step": False, "classifies": True, "compares": True}
+    kind: dict[str, Any] = {"per_step": False, "classifies": True, "compares": True}
     return Rule("predsim", objective, about=about, options=options, **kind)
 
 

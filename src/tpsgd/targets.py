@@ -10,6 +10,7 @@ label has the class `losses.IGNORED`. For a block whose output has other positio
 reduced by majority and numbers by their mean.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -104,8 +105,23 @@ def are_probabilities(y: Tensor) -> bool:
     return bool((y >= 0).all()) and torch.allclose(sums, torch.ones(()).to(y), atol=1e-3)
 
 
+def refuse_all_but_classes(name: str, target: Target) -> None:
+    """Refuse labels that are not one class for each sample, or its probability."""
+    if target.numbers or (target.shape and not target.rows):
+        labels = "numbers" if target.numbers else "classes of every position"
+        raise TpsgdError(
+            f"{name} needs one class for each sample, and the labels are {labels}: take tpsgd.fit"
+        )
+
+
 def _misfit(target: Target, output: tuple[int, ...], maps: bool) -> str:
     gives = f"(batch, {', '.join(map(str, output))})"
+    for k, positions in ((output[0], output[1:]), (output[-1], output[:-1])):
+        if target.rows and target.shape == positions:
+            return (
+                f"y has a number for each position, and the model gives {k} for each, {gives}: let "
+                "its last layer have 1 output; class labels must be whole numbers (an integer type)"
+            )
     if len(target.shape) < 1 + target.rows:
         return (
             "the last block must give one number per class, shape (batch, classes), but gives "
@@ -141,7 +157,8 @@ def reduced(y: Tensor, grid: tuple[int, ...], target: Target, outputs: int) -> T
     if finer == grid:
         return y
     if y.is_floating_point():
-        return _POOL[len(grid) - 1](y.movedim(-1, 1), grid).movedim(1, -1)
+        pool: Callable[..., Tensor] = _POOL[len(grid) - 1]
+        return pool(y.movedim(-1, 1), grid).movedim(1, -1)
     cells = torch.zeros((), dtype=torch.long, device=y.device)
     for n, g in zip(finer, grid, strict=True):  # the number of the cell that a position is in
         cells = cells.unsqueeze(-1) * g + torch.arange(n, device=y.device) * g // n

@@ -46,6 +46,10 @@ def net():
     )  # fmt: skip
 
 
+def reads_token_mean(block, rule, shape):
+    return rule.classifies and len(shape) == 2 and any("Attention" in str(m) for m in block.layers)
+
+
 def by_hand(model, data, rule, counts, order, epochs, batch_size, seed=0):
     """A plain loop: blocks of these numbers of layers, with a detach between them."""
     x, y = data
@@ -61,10 +65,9 @@ def by_hand(model, data, rule, counts, order, epochs, batch_size, seed=0):
     for i, block in enumerate(blocks):
         objective = output(rule.loss)
         if i < last and rule.objective is not None:
-            site = Site(
-                shapes[i], 3, Key(seed, i), maps=block.maps and len(shapes[i]) > 1, dtype=x.dtype
-            )
-            objective = rule.objective(site)
+            shape = shapes[i][1:] if reads_token_mean(block, rule, shapes[i]) else shapes[i]
+            maps = block.maps and len(shapes[i]) > 1
+            objective = rule.objective(Site(shape, 3, Key(seed, i), maps=maps, dtype=x.dtype))
         tensors, learned = objective.tensors, objective.learned_tensors
         for t in learned:
             t.requires_grad_()
@@ -83,7 +86,9 @@ def by_hand(model, data, rule, counts, order, epochs, batch_size, seed=0):
             if learning:
                 loss, tensors = objectives[i]
                 optimizers[i].zero_grad()
-                loss(outputs[rule.at if i < last else Place.END], y[order], *tensors).backward()
+                y_i = outputs[rule.at if i < last else Place.END]
+                tokens = i < last and reads_token_mean(block, rule, shapes[i])
+                loss(y_i.mean(1) if tokens else y_i, y[order], *tensors).backward()
                 optimizers[i].step()
 
     stages = [[i] for i in range(len(blocks))]

@@ -73,10 +73,14 @@ def test_early_stopping_warm_start_and_pickle():
         copy.fit(X, np.stack([Y, Y], 1))
 
 
-@pytest.mark.parametrize("rule", ["predsim", "auxiliary"])
-def test_rules_that_need_classes_are_refused(rule):
-    with pytest.raises(TpsgdError, match=f"{rule} needs classes"):
-        TPSGDRegressor(rule=rule).fit(X, Y)
+def test_a_rule_that_needs_classes_is_refused():
+    with pytest.raises(TpsgdError, match="predsim compares samples of a class.*labels are numbers"):
+        TPSGDRegressor(rule="predsim").fit(X, Y)
+
+
+def test_an_auxiliary_net_that_reads_numbers_beats_random_hidden_layers():
+    learned = score(TPSGDRegressor(**SMALL, rule="auxiliary"))
+    assert learned > score(TPSGDRegressor(**SMALL, rule="frozen")) + 0.03
 
 
 @pytest.mark.parametrize("value", [1e6, 0.1, 0.0])

@@ -40,6 +40,7 @@ class Arm:
             `fit` that are set, `epochs`, `batch_size` and `seed` always, as far as it takes them.
         checkpointed: as `segments` of `fit_backprop`: a number, or one per block.
         micro_batch: as in `tpsgd.Memory`, if the arms do not share one.
+        of_classes: its method needs one class for each sample.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Arm:
     lr: float | None = None
     checkpointed: int | bool = False
     micro_batch: int | None = None
+    of_classes: bool = False
 
     def __post_init__(self) -> None:
         if self.rule is not None:

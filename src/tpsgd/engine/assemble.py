@@ -28,7 +28,7 @@ from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver, check_sol
 from tpsgd.engine.learners.updaters import BackwardSteps, OptimizerSteps, PendingSteps, Updater
 from tpsgd.engine.line import BackpropLine, line_of
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.engine.solvers import SOLVERS, Ridge
 from tpsgd.engine.sources.augment import Augmented
 from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.engine.sources.inputs import check_values
@@ -36,7 +36,7 @@ from tpsgd.engine.sources.loaders import LoaderSource, as_source, is_stream
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
 from tpsgd.losses import Loss, bce, cross_entropy
-from tpsgd.maths.positions import Layout, at_positions
+from tpsgd.maths.positions import Layout, at_positions, masked, of_token_mean
 from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
@@ -47,7 +47,7 @@ from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Place, Signal, Site, move, output
-from tpsgd.targets import grid_of
+from tpsgd.targets import Target, grid_of
 from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous, step
 
 Faster = Callable[[Sequence[Any]], Wrap]
@@ -169,6 +169,8 @@ def _block_learner(
             vector = (size[at][0 if layout.channels_first else -1],)
             objective = _draw(make, vector, spec, block.key, **(options | {"maps": False}))
             return at_positions(objective, layout)
+        if block.gives_tokens and rule.classifies and len(size[at]) == 2:
+            return of_token_mean(_draw(make, size[at][1:], spec, block.key, **options))
         objective = _draw(make, size[at], spec, block.key, **options)
         return objective if stacked else _in_form(objective, form, maps)
 
@@ -201,6 +203,8 @@ def layout_of(i: int, at: Place, spec: RunSpec) -> Layout | None:
         return None
     if i == len(spec.blocks) - 1:
         return Layout(target.positions, target.channels_first, target, spec.classes)
+    if spec.rules[i].signal is not Signal.LABEL:  # an error, which is 0 where there is no label
+        target = replace(target, ignores=False)
     grid = grid_of(shape, block.maps, target, f"block {i + 1} ({block})")
     return Layout(grid, block.maps or len(shape) == 1, target, spec.classes)
 
@@ -214,29 +218,34 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
             f"the model ends with {block}, which gives states, not classes: add a classifier, "
             "nn.Linear(units, classes) for example"
         )
-    codes = _RecurrentCodes(i, spec)
+    learns, target = rule.objective is not None, spec.target
+    if learns and len(target.positions) > 1:
+        raise TpsgdError(f"block {i + 1} ({block}) reads steps, and labels are those of pixels")
+    if rule.signal is not Signal.LABEL:  # an error, which is 0 where there is no label
+        target = replace(target, ignores=False)
+    codes = _RecurrentCodes(i, spec, target)
     lazy, stacked = _pulled(spec.blocks, i), bool(spec.restarts)
+    labelled = {"target": target, "classes": spec.classes, "lazy": lazy, "stacked": stacked}
     if isinstance(block.layer, Diagonal):
-        gradient = Unrolled(block, window=settings.window, lazy=lazy, stacked=stacked)
+        gradient = Unrolled(block, window=settings.window, **labelled)
     else:
         gradient = Unrolled(
             block,
             Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
             codes.of_step if rule.per_step and rule.objective else None,
             settings.window or (GPU_WINDOW if on_gpu else _cpu_window(spec)),
-            lazy=lazy,
             keep_codes=on_gpu,
-            stacked=stacked,
+            **labelled,
         )
-    learns = rule.objective is not None
     return _learner(i, spec, samples, gradient, codes.draw, learns, signal=rule.signal)
 
 
 class _RecurrentCodes:
     """The codes of a recurrent block: of both directions, and of all time steps or of each."""
 
-    def __init__(self, i: int, spec: RunSpec) -> None:
+    def __init__(self, i: int, spec: RunSpec, target: Target) -> None:
         self.number, self.spec, self.rule = i, spec, spec.rules[i]
+        self.masks = bool(target.positions) and target.ignores
         self.layer: Any = spec.blocks[i].layer
         self.diagonal = isinstance(self.layer, Diagonal)
         if self.diagonal and self.rule.at is Place.BEFORE:
@@ -251,6 +260,7 @@ class _RecurrentCodes:
         if rule.objective is None:
             return IDLE
         objective = self._draw_step(0, 0)
+        objective = masked(objective) if self.masks else objective
         if not rule.per_step or self.diagonal:
             each = [self.of_step(way, 0) for way in range(1 + self.layer.bidirectional)]
             tensors = tuple(t for column in zip(*each, strict=True) for t in column)
@@ -289,10 +299,10 @@ def _learner(
 ) -> BlockLearner:
     """Block i with the updater that its optimizer, or solver, asks for."""
     settings, params = spec.block_settings[i], parameters(i, spec.cuts)
-    if isinstance(settings.optimizer, Ridge):
-        updater: Updater = RidgeSolver(samples)
-    elif isinstance(settings.optimizer, Recursive):
-        updater = RecursiveSolver(samples)
+    if isinstance(settings.optimizer, SOLVERS):
+        layout = layout_of(i, Place.BEFORE, spec)
+        kind = RidgeSolver if isinstance(settings.optimizer, Ridge) else RecursiveSolver
+        updater: Updater = kind(samples, layout)
     else:
         steps = PendingSteps if getattr(gradient, "lazy", False) else OptimizerSteps
         updater = steps(slices, codes_first)

@@ -60,11 +60,18 @@ def evaluate(
     for out, y, target in answers(model, data, batch_size, chosen):
         if chosen is not None:
             sums.add_loss(chosen, out, y)
-        elif target.numbers:
-            sums.add_numbers(out, y)
         else:
-            sums.add_classes(out, y)
+            sums.add(out, y, target.numbers)
     return sums.result(multi_label)
+
+
+@torch.no_grad()
+def evaluate_numbers(model: nn.Module, data: Any, batch_size: int = 1024) -> float:
+    """R² of labels that are numbers, also where all of them happen to be 0 or 1."""
+    sums = Scores(0.0)
+    for out, y, _ in answers(model, data, batch_size, losses.mse):
+        sums.add(out, y, numbers=True)
+    return sums.result(None)
 
 
 class Scores:
@@ -75,25 +82,25 @@ class Scores:
         self.right_largest: Any = 0  # by the largest entry of a row, and by every entry
         self.right_everywhere: Any = 0
         self.soft = True
-        self.moments: Tensor | None = None
+        self.numbers = False  # whether any batch has labels that cannot be of classes
+        self.moments: Any = 0
 
     def add_loss(self, loss: Loss, out: Tensor, y: Tensor) -> None:
         self.total += float(loss.value(out, y)) * len(y)
         self.samples += len(y)
 
-    def add_numbers(self, out: Tensor, y: Tensor) -> None:
-        moments = moments_of(out, y)
-        self.moments = moments if self.moments is None else self.moments + moments
-
-    def add_classes(self, out: Tensor, y: Tensor) -> None:
+    def add(self, out: Tensor, y: Tensor, numbers: bool) -> None:
         self.samples += len(y)
+        self.numbers |= numbers
+        if y.is_floating_point():
+            self.moments = self.moments + moments_of(out, y)
         self.soft &= out.shape[1] > 1 and (not y.is_floating_point() or are_probabilities(y))
         self.right_largest += hits(out, y, multi_label=False)
         self.right_everywhere += hits(out - self.cut, y, multi_label=True)
 
     def result(self, multi_label: bool | None) -> float:
         """The mean loss, R², or the accuracy."""
-        if self.moments is not None:
+        if self.numbers:
             return float(r_squared(self.moments))
         if not isinstance(self.right_largest, Tensor):
             return self.total / self.samples
@@ -147,7 +154,7 @@ def _rows(out: Tensor, y: Tensor, target: Target) -> tuple[Tensor, Tensor, Targe
     if target.numbers:
         return out, labels(y, None, out.shape[1], False, target).to(out.dtype), target
     if out.shape[1] == 1:
-        return out, labels(y, bce, 1).to(out.dtype), target
+        return out, labels(y, bce, 1, False).to(out.dtype), target
     return out, labels(y, None, out.shape[1]), target
 
 

@@ -183,7 +183,7 @@ def _memory_in_words(run: Run) -> str:
 
 def _table(run: Run) -> list[Sequence[str]]:
     """A row for each block of a run."""
-    numbers = any(e.r2 is not None for e in run.history)
+    numbers = "targets" in run.settings
     names = "block", "layer", "rule", "parameters", "learning", "epochs", "loss"
     rows: list[Sequence[str]] = [(*names, "R²" if numbers else "accuracy")]
     for number, block in enumerate(run.blocks, 1):

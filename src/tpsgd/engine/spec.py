@@ -191,7 +191,7 @@ def specify(
     classes = target.outputs(output)
     if loss.of_numbers and classes == 1 and not target.numbers and not target.rows:
         target = replace(target, numbers=True)  # whole numbers
-    _refuse_comparing(rules, target)
+    refuse_comparing(rules, target)
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
     parts = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
@@ -342,7 +342,8 @@ def _refuse_ragged(blocks: list[Block], x: Any) -> None:
         raise TpsgdError(
             f"block {readers[-1].index + 1} ({readers[-1]}) outputs sequences of different "
             "lengths, padding and all: let the last recurrent layer give its last state "
-            "(sequence=False)"
+            "(sequence=False); for a label for each step, pass tensors, padded, with -100 as the "
+            "labels of the padding"
         )
 
 
@@ -402,7 +403,7 @@ def _in_chunks(first: Block, x: Any, settings: Settings) -> bool:
     return x.dim() == 3 or (x.dim() == 2 and _tokens(first) > 1 and not x.is_floating_point())
 
 
-def _refuse_comparing(rules: list[Rule], target: Target) -> None:
+def refuse_comparing(rules: list[Rule], target: Target) -> None:
     """Refuse rules that compare samples of a class, where there are no such samples."""
     for rule in rules[:-1]:
         if rule.compares and (target.numbers or target.positions):

@@ -16,7 +16,7 @@ from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import ArraySource, stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.spec import RunSpec
-from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.losses import IGNORED, Loss, bce, cross_entropy, mse
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Place
@@ -109,6 +109,8 @@ def _losses_without_inputs(
     if not isinstance(samples, ArraySource) or loss not in PREVENTED:
         return of_zeros, of_zeros
     y, square = samples.y, 1.0
+    if y.dim() > 1 + y.is_floating_point():  # labels of every step or pixel
+        y = y.flatten(0, -2) if y.is_floating_point() else y[y != IGNORED]
     if y.is_floating_point():
         mean, square = y.double().mean(0), float(y.double().square().sum(1).mean())
     else:

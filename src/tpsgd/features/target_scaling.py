@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.assemble import parameters
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.record import Run
 from tpsgd.engine.sources.loaders import some_pairs
@@ -83,18 +84,19 @@ class StandardisedTargets(Extension):
         """Find the last layers, and the statistics of the labels."""
         if not request.target.numbers:
             return request
-        nets = [_Outputs(model, request) for model in request.models]
+        nets = [Outputs(model, request) for model in request.models]
         if any(net.layer is None for net in nets):
             return request
         try:
-            y = nets[0].canonical(some_pairs(request.data, LABELS)[1])
+            x, labels = some_pairs(request.data, LABELS)
+            y = nets[0].canonical(labels)
         except TpsgdError:  # which labels of such a shape are later
             return request
         if y.shape[-1] != len(nets[0].layer.weight) or not torch.isfinite(y).all():
             return request
         self.scaling = TargetScaling.of(y, shifts=nets[0].layer.bias is not None)
         self.layers = [net.layer for net in nets]
-        self.trained = [net.fits(request.data, self.scaling) for net in nets]
+        self.trained = [net.fits(x, y, self.scaling) for net in nets]
         return replace(request, scaling=self.scaling)
 
     @contextmanager
@@ -108,6 +110,11 @@ class StandardisedTargets(Extension):
         for layer, trained in zip(self.layers, self.trained, strict=True):
             if trained:
                 scaling.out_of(layer)
+        if net.spec.restarts:  # which were stacked before
+            stacked = parameters(len(net.learners) - 1, net.spec.cuts)
+            with torch.no_grad():
+                for name, values in stacked.items():
+                    net.learners[-1].params[name].copy_(values)
         recorder.callbacks = [self._in_units(f) for f in recorder.callbacks]
         try:
             yield
@@ -121,25 +128,49 @@ class StandardisedTargets(Extension):
         @wraps(callback)
         def called(*arguments: Any) -> Any:
             assert self.scaling is not None
+            before = [_copies(layer) for layer in self.layers]
             for layer in self.layers:
                 self.scaling.into(layer)
+            shown = [_copies(layer) for layer in self.layers]
             try:
                 return callback(*arguments)
             finally:
-                for layer in self.layers:
-                    self.scaling.out_of(layer)
+                for layer, own, values in zip(self.layers, before, shown, strict=True):
+                    if all(map(torch.equal, layer.parameters(), values)):
+                        _restore(layer, own)  # without rounding: a look at a model changes nothing
+                    else:
+                        self.scaling.out_of(layer)
 
         return called
 
     def finish(self, net: Net, runs: list[Run]) -> list[Run]:
-        if net.spec.target.numbers:
-            note = NOTED if net.spec.scaling is not None else "as they are"
-            for run in runs:
+        """Note what the labels were, for those who predict: numbers, or those of positions."""
+        target, note = net.spec.target, NOTED if net.spec.scaling is not None else "as they are"
+        for run in runs:
+            if target.numbers:
                 run.settings["targets"] = note
+            if target.positions:
+                run.settings["positions"] = "last" if target.channels_first else "first"
         return runs
 
 
-class _Outputs:
+def _copies(layer: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in layer.parameters()]
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers of its own."""
+    tensors = *module.parameters(recurse=False), *module.buffers(recurse=False)
+    return bool(tensors)
+
+
+@torch.no_grad()
+def _restore(layer: nn.Module, values: Sequence[Tensor]) -> None:
+    for p, before in zip(layer.parameters(), values, strict=True):
+        p.copy_(before)
+
+
+class Outputs:
     """The outputs of a model, and the layer whose weights and bias scale and shift them, if any."""
 
     def __init__(self, model: nn.Module, request: RunRequest) -> None:
@@ -149,7 +180,10 @@ class _Outputs:
         form = form_for([model], request.layers[0], request.samples, True, request.settings, device)
         self.form = replace(form, channels_last=False, precision=None)
         self.plain = self._of(self.form(request.samples))
-        layers = [m for m in model.modules() if type(m) in KINDS]
+        own = [
+            m for m in model.modules() if _has_tensors(m)
+        ]  # not a batch norm after the last layer
+        layers = own[-1:] if own and type(own[-1]) in KINDS else []
         learns = layers and all(p.requires_grad for p in layers[-1].parameters())
         if learns and self.plain is not None and self._follow(layers[-1]):
             self.layer: Any = layers[-1]
@@ -166,7 +200,7 @@ class _Outputs:
     @torch.no_grad()
     def _follow(self, layer: Any) -> bool:
         """Whether the outputs are twice as large, and 1 more, with such weights and such a bias."""
-        before = [p.clone() for p in layer.parameters()]
+        before = _copies(layer)
         try:
             for p in layer.parameters():
                 p.mul_(2)
@@ -174,8 +208,7 @@ class _Outputs:
                 layer.bias.add_(1)
             changed = self._of(self.form(self.samples))
         finally:
-            for p, values in zip(layer.parameters(), before, strict=True):
-                p.copy_(values)
+            _restore(layer, before)
         assert self.plain is not None
         expected = 2 * self.plain + (layer.bias is not None)
         return changed is not None and torch.allclose(changed, expected, rtol=1e-3, atol=1e-4)
@@ -186,14 +219,14 @@ class _Outputs:
         target = self.target.at(tuple(self.plain.shape[1:]), ends_in_maps(self.model))
         return target.canonical(y)
 
-    def fits(self, data: Any, scaling: TargetScaling) -> bool:
+    def fits(self, x: Any, y: Tensor, scaling: TargetScaling) -> bool:
         """Whether the outputs, as they are, are nearer to the labels than their mean is."""
-        x, y = some_pairs(data, FEW)
-        out = self._of(self.form(x[:FEW]))
+        count = min(len(x), len(y), FEW)  # a loader has told the labels of more samples
+        out = self._of(self.form(x[:count]))
         if out is None:
             return False
         target = self.target.at(tuple(out.shape[1:]), ends_in_maps(self.model))
         outputs = target.canonical(out) if target.positions else out
-        errors = scaling(outputs.cpu()) - scaling(target.canonical(y[:FEW]).cpu())
-        of_mean = scaling(target.canonical(y[:FEW]).cpu())
+        of_mean = scaling(y[:count].cpu())
+        errors = scaling(outputs.cpu()) - of_mean
         return bool(errors.square().mean() < of_mean.square().mean())

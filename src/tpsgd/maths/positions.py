@@ -1,7 +1,8 @@
-"""Objectives of every step or pixel: each position of an output has its label and its local loss.
+"""Objectives of outputs with positions: steps, pixels or tokens.
 
-The positions of a batch are rows, and the objective is that of a vector. Positions without a label
-have no part in it: the loss is the mean over the others.
+With a label for every position, the positions of a batch are rows, and the objective is that of a
+vector. Positions without a label have no part in it: the loss is the mean over the others. With one
+label for all tokens, the objective is that of their mean.
 """
 
 from collections.abc import Callable
@@ -57,6 +58,27 @@ def at_positions(objective: Objective, layout: Layout) -> Objective:
     return _wrapped(of_rows, loss, written_out)
 
 
+def of_token_mean(objective: Objective) -> Objective:
+    """The objective of a vector, for the mean of an output's tokens `(batch, tokens, width)`.
+
+    Read by weights of its own, every token would learn to be another feature, and later layers,
+    which treat all tokens alike, could not use them.
+    """
+
+    def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
+        return objective.loss(y.mean(1), s, *tensors)
+
+    def written_out(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
+        local = objective.in_cells(y.mean(1), s, *(tensors or objective.tensors))
+        dy = local.dy.div(y.shape[1]).unsqueeze(1).expand(y.shape).contiguous()
+        return local._replace(dy=dy)
+
+    calibration = objective.calibration
+    if calibration is not None:
+        calibration = replace(calibration, features=lambda y: y.mean(1))
+    return replace(_wrapped(objective, loss, written_out), calibration=calibration)
+
+
 def masked(objective: Objective) -> Objective:
     """The objective of the rows that have a label.
 
@@ -86,14 +108,15 @@ def masked(objective: Objective) -> Objective:
 
     def of_mean(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         labelled = s != IGNORED
-        factor = len(s) / labelled.sum().clamp(min=1)
+        wide = torch.promote_types(y.dtype, torch.float32)
+        factor = len(s) / labelled.sum().clamp(min=1).to(wide)
         mask = labelled.to(y.dtype).unsqueeze(1)
         local = objective.in_cells(y * mask, s.clamp(min=0), *tensors)
         dtensors = tuple(t * factor.to(t.dtype) for t in local.dtensors)
         value = local.loss
         if isinstance(value, Tensor):  # rows of zeros have a loss too: it is computed again
             value = loss(y, s, *tensors)
-        return LossAndGrads(value, local.dy * (mask * factor), dtensors, local.logits)
+        return LossAndGrads(value, local.dy * (mask * factor), dtensors, local.logits, s)
 
     return _wrapped(objective, loss, of_mean if objective.closed_form else of_others)
 

@@ -37,7 +37,10 @@ _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def predsim(site: Site, share: float, features: int, convolve: bool = True) -> Objective:
-    """Similar for samples of a class, and readable by a classifier; without `convolve`, z = y."""
+    """Similar for samples of a class, and readable by a classifier; without `convolve`, z = y.
+
+    Labels that are numbers are refused: they are of no class.
+    """
     if site.numbers:
         raise TpsgdError(
             "predsim compares samples of a class, and the labels are numbers: choose another rule, "

@@ -51,7 +51,7 @@ class Autograd:
     def set_objective(self, objective: Objective) -> None:
         self.objective = objective
 
-    def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
+    def forward(self, params: Params, x: Tensor) -> dict[Place, Any]:
         """What the objective looks at; the graph starts here while the block learns."""
         learning = torch.set_grad_enabled(self.block.layer.training)
         with learning, reading_pixels_first(self.strided):
@@ -145,7 +145,7 @@ class Autograd:
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
         return -len(labels) * self.measure({}, saved, labels, ()).dy
 
-    def output(self, saved: dict[Place, Tensor]) -> Tensor:
+    def output(self, saved: dict[Place, Any]) -> Any:
         """The input of the next block, computed once."""
         if Place.END not in saved:
             y = saved[self.at].detach()

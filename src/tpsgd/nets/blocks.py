@@ -82,6 +82,12 @@ class Block:
         return not self.recurrent and gives_maps(self.layer)
 
     @property
+    def gives_tokens(self) -> bool:
+        """Whether positions of the output are tokens, treated alike: attention, mixers, GRUs."""
+        alone = (*LAYERS, nn.Embedding)
+        return not self.maps and any(not isinstance(m, alone) for m in self.layers)
+
+    @property
     def recurrent(self) -> bool:
         return isinstance(self.layer, SequenceLayer)
 
@@ -285,7 +291,7 @@ def _of_any_batch(x: Any) -> str:
     return f"(batch, {', '.join(map(str, x.shape[1:]))})" if x.dim() > 1 else "(batch,)"
 
 
-def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
+def footprints(blocks: list[Block], x: Any) -> list[Footprint]:
     """What autograd stores of a few samples for the gradients of every block.
 
     Blocks compute in evaluation mode: the statistics of batch norms stay as they are.

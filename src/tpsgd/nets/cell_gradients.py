@@ -45,6 +45,7 @@ class SummedLoss:
         self.loss: Tensor | None = None
         self.dtensors: list[Tensor] = []
         self.logits: Tensor | None = None  # of the last step
+        self.labels: Tensor | None = None  # steps that have their own: those of the last window
 
     def add_loss(self, local: LossAndGrads, share: float, rows: int) -> None:
         """Add the loss of a window of so many rows, times its share of the batch's mean."""
@@ -55,7 +56,9 @@ class SummedLoss:
             self.loss.add_(local.loss, alpha=share)
             for total, t in zip(self.dtensors, local.dtensors, strict=True):
                 total.add_(t, alpha=share)
-        self.logits = None if local.logits is None else local.logits[..., -rows:, :]
+        self.logits, self.labels = local.logits, local.labels
+        if local.logits is not None and local.labels is None:
+            self.logits = local.logits[..., -rows:, :]
 
 
 class Steps(NamedTuple):

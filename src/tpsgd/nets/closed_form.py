@@ -17,7 +17,7 @@ from tpsgd.maths.kernels.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
-from tpsgd.nets.model_inputs import ModelInputs, data_of
+from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.precision import apply, rounded
 from tpsgd.objectives import IDLE, NOT_COMPUTED, LossAndGrads, Objective, Place
 
@@ -100,7 +100,8 @@ class ClosedForm:
     def objective_input(self, saved: Saved) -> Tensor:
         """What the objective looks at."""
         if self.at is Place.END:
-            return data_of(self.output(saved))
+            y = self.output(saved)
+            return y.data if isinstance(y, ModelInputs) else y
         return saved.z if self.at is Place.BEFORE else saved.y
 
     def gradients(

@@ -35,7 +35,6 @@ from torch.nn import functional as F
 from tpsgd.maths.kernels.scan import Scan, as_matrix, powers
 from tpsgd.nets.cell_gradients import StepWindow, SummedLoss
 from tpsgd.nets.diagonal import (
-    Diagonal,
     DiagonalWeights,
     DiagonalWindow,
     Features,
@@ -226,29 +225,31 @@ class DiagonalCell(DiagonalGradients):
     """A diagonal layer that reads a batch window by window and learns from the loss where it is.
 
     Args:
-        layer: says where the loss is, and whether all outputs are asked for.
+        at: where the loss is.
+        sequence: all outputs are asked for.
         W: its weights.
         steps: of the longest sequence; `span` of them are a window.
         lengths: of the sequences, if they differ.
         objective: the loss of the outputs of some samples, from these and their signals.
-        signals: `(steps, rows) -> ` the signals of so many steps; None: no loss is computed.
+        signals: `(start, steps, rows) -> ` those of so many steps; None: no loss is computed.
         learns: sum the gradients of the loss.
     """
 
     def __init__(
         self,
-        layer: Diagonal,
+        at: LossAt,
+        sequence: bool,
         W: DiagonalWeights,
         steps: int,
         span: int,
         lengths: Tensor | None,
         objective: Callable[[Tensor, Tensor], LossAndGrads],
-        signals: Callable[[int, int], Tensor] | None,
+        signals: Callable[[int, int, int], Tensor] | None,
         learns: bool,
     ) -> None:
         self.learns = learns and signals is not None
         super().__init__(W, traces=self.learns and span < steps)
-        self.at, self.sequence = layer.loss_at, layer.sequence
+        self.at, self.sequence = at, sequence
         self.steps, self.span, self.lengths = steps, span, lengths
         self.objective, self.signals = objective, signals
         self.total: Tensor | None = None  # of outputs over time
@@ -281,7 +282,10 @@ class DiagonalCell(DiagonalGradients):
             y = f.pop("y")
             if self.at is LossAt.MEAN and self.last is None:
                 self._add_to_mean(y, window, final)
-            dy = self._of_every_step(y, window) if measured else self._share_of_mean(y, window)
+            if measured:
+                dy = self._of_every_step(y, window, start)
+            else:
+                dy = self._share_of_mean(y, window)
             if self.learns and dy is not None:
                 self.learn(window, h, f, dy)
         if not final or self.at is not LossAt.MEAN:
@@ -300,11 +304,11 @@ class DiagonalCell(DiagonalGradients):
         if dy is not None and self.learns:
             self.learn_at_end(self.end, f, dy)
 
-    def _of_every_step(self, y: Tensor, window: DiagonalWindow) -> Tensor | None:
+    def _of_every_step(self, y: Tensor, window: DiagonalWindow, start: int) -> Tensor | None:
         """Add the loss of a window's steps, each a sample; its derivative, to learn from."""
         assert self.signals is not None
         (steps, rows), inside = window.b.shape[-2:], window.inside
-        s = self.signals(steps, rows)
+        s = self.signals(start, steps, rows)
         if inside is None:
             local, share = self.objective(y, s), steps * rows / (self.steps * rows)
             self.add_loss(local, share, rows)
@@ -344,6 +348,6 @@ class DiagonalCell(DiagonalGradients):
         """Note a loss that is taken once for a sequence; its derivative."""
         if self.signals is None:
             return None
-        local = self.objective(y, self.signals(1, y.shape[-2]))
+        local = self.objective(y, self.signals(0, 1, y.shape[-2]))
         self.add_loss(local, 1.0, y.shape[-2])
         return local.dy.reshape(y.shape).contiguous()

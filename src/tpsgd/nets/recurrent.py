@@ -198,7 +198,7 @@ class Joined(nn.Module):
         self.rnn, self.sequence, self.block_title = _batch_first(rnn), sequence, type(rnn).__name__
         self.training = rnn.training
 
-    def forward(self, x: Sequences | PackedSequence) -> Sequences:
+    def forward(self, x: Any) -> Sequences:
         if type(self.rnn) is nn.RNN:
             x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
         data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)

@@ -3,7 +3,8 @@
 The cells are those of `cell_gradients` or of `diagonal_gradients`. Only one window of a few steps
 and the sums are in memory, however long the sequences are; a diagonal layer reads tokens, and
 sequences that are short, as one window. If the next block is recurrent, too, it pulls the states
-window by window: the unrolled batch of the first block is the input of the second.
+window by window: the unrolled batch of the first block is the input of the second. A sequence has
+one label, which every step learns, or a label for each step.
 
 The nearest relative is OSTTP (Ortner, Pes, Gentinetta, Frenkel & Pantazi, "Online spatio-temporal
 learning with target projection", 2023). It has eligibility traces where the paper, and this module,
@@ -12,12 +13,12 @@ have the inputs of the time step.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsgd.losses import IGNORED
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cell_gradients import CellGradients, CellWeights, Steps, StepWindow
@@ -33,11 +34,11 @@ from tpsgd.nets.padded import (
     through,
 )
 from tpsgd.objectives import IDLE, LossAndGrads, Objective, Place, over_dimension
+from tpsgd.targets import CLASSES, Target, reduced
 
 FIRST_FEW = 4  # windows; a longest and a shorter one are among them, whichever way they are read
 WINDOW = 32  # steps of a diagonal layer, unless the whole sequence takes less memory
 Codes = Callable[[int, int], tuple[Tensor, ...]]  # (direction, step) -> the objective's tensors
-Signals = Callable[[int, int], Tensor]  # (steps, rows) -> the signals of so many samples
 
 
 @dataclass(eq=False)
@@ -76,6 +77,52 @@ class UnrolledBatch:
         return self.source.run(self)
 
 
+class Signals:
+    """The signals of a window: of each sequence one for all its steps, or one for each step.
+
+    Args:
+        s: `(..., rows)`, or `(..., rows, steps)`, and the numbers of a signal after them.
+        lead: dimensions before the rows.
+        of_steps: each step has its own.
+        backwards: windows are read from their last step to the first.
+    """
+
+    def __init__(self, s: Tensor, lead: int, of_steps: bool, backwards: bool) -> None:
+        self.s, self.lead, self.of_steps, self.backwards = s, lead, of_steps, backwards
+        self.latest: tuple[tuple[int, int], Tensor] | None = None  # windows are often alike
+
+    def window(self, start: int, steps: int, rows: int) -> Tensor:
+        """`(..., steps, rows)`; of sequences `(..., rows)`."""
+        s, dim = self.s.narrow(self.lead, 0, rows), self.lead
+        if not self.of_steps:
+            return s
+        s = s.narrow(dim + 1, start, steps).transpose(dim, dim + 1)
+        return s.flip(dim) if self.backwards else s
+
+    def of_samples(self, start: int, steps: int, rows: int) -> Tensor:
+        """The same, each step of a sequence a sample."""
+        if self.of_steps:
+            return self.window(start, steps, rows).flatten(self.lead, self.lead + 1)
+        if self.latest is None or self.latest[0] != (steps, rows):
+            s = self.window(start, steps, rows)
+            after = [1] * (s.dim() - self.lead - 1)
+            s = s if steps == 1 else s.repeat(*[1] * self.lead, steps, *after)
+            self.latest = (steps, rows), s
+        return self.latest[1]
+
+    def unlabelled(self, local: LossAndGrads, s: Tensor) -> LossAndGrads:
+        """A mean over the labelled samples of a window, as its part of the batch's mean."""
+        share = (s != IGNORED).to(local.dy.dtype).flatten(self.lead).mean(self.lead)
+        whole = (self.s != IGNORED).to(local.dy.dtype).flatten(self.lead).mean(self.lead)
+        factor = share / whole.clamp(min=torch.finfo(whole.dtype).tiny)
+
+        def times(t: Tensor) -> Tensor:
+            return t * factor.view([*factor.shape, *[1] * (t.dim() - self.lead)])
+
+        scaled = times(local.loss), times(local.dy), tuple(map(times, local.dtensors))
+        return LossAndGrads(*scaled, local.logits, local.labels)
+
+
 def steps_without_traces(layer: Diagonal, window: int | None) -> int:
     """How long a sequence may be that a diagonal layer computes in one window, without traces.
 
@@ -100,6 +147,8 @@ class Unrolled:
             layer: see `steps_without_traces`.
         lazy: the next block is recurrent and pulls the states.
         keep_codes: store the codes of all steps instead of drawing them for every batch.
+        target: what labels are; with positions, each step has one.
+        classes: how many, or how many numbers a label has.
         stacked: tensors have a leading dimension of restarts.
     """
 
@@ -113,6 +162,8 @@ class Unrolled:
         window: int | None = None,
         lazy: bool = False,
         keep_codes: bool = False,
+        target: Target = CLASSES,
+        classes: int = 0,
         stacked: bool = False,
     ) -> None:
         self.block, self.at, self.codes = block, at, codes
@@ -120,7 +171,9 @@ class Unrolled:
         self.diagonal = isinstance(block.layer, Diagonal)
         self.whole = steps_without_traces(self.layer, window) if self.diagonal else 0
         self.window, self.lazy, self.keep_codes = window or WINDOW, lazy, keep_codes
-        self.lead = int(stacked)
+        self.target, self.classes, self.lead = target, classes, int(stacked)
+        self.loss_at = getattr(self.layer, "loss_at", None)
+        self.loss_at = LossAt.EVERY if target.positions else self.loss_at
         self.objective: Objective = IDLE
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self.windows_repeat: Callable[[bool], None] = lambda repeat: None  # told where they do
@@ -205,12 +258,20 @@ class Unrolled:
         self, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> None:
         """Let the gradients of a batch be computed when it runs."""
+        s = self._in_steps(s, saved)
         saved.s, saved.tensors, saved.learns, saved.cells = s, tensors, True, []
+
+    def _in_steps(self, s: Tensor, saved: UnrolledBatch) -> Tensor:
+        """Labels of positions, one for each step of the sequences."""
+        if not self.target.positions:
+            return s
+        steps = saved.shape[-1]
+        return s if self.lead else reduced(s, (steps,), self.target, self.classes)
 
     def measure(
         self, params: Params, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        saved.s, saved.tensors = s, tensors
+        saved.s, saved.tensors = self._in_steps(s, saved), tensors
         self.finish(saved)
         report, saved.s = self._report(saved), None
         return report
@@ -249,17 +310,20 @@ class Unrolled:
         module: Any = self.layer if self.diagonal else self.layer.cells[way]
         key, own = self._key(way), module.named_parameters()
         params = {name: saved.params.get(key + name, p).detach() for name, p in own}
-        signals = None if saved.s is None else _repeated(saved.s, self.lead)
+        signals, of_steps = None, bool(self.target.positions)
+        if saved.s is not None:
+            signals = Signals(saved.s, self.lead, of_steps, backwards=bool(way))
         if self.diagonal:
             steps, tensors = self._longest(saved), saved.tensors
             return DiagonalCell(
-                self.layer,
+                self.loss_at,
+                self.layer.sequence,
                 DiagonalWeights.of(params),
                 steps,
                 self._span(saved.x, steps),
                 saved.lengths,
-                lambda y, s: self._of_samples(y, s, 0, tensors),
-                signals,
+                lambda y, s: self._of_samples(y, s, 0, tensors, signals),
+                None if signals is None else signals.of_samples,
                 saved.learns,
             )
         act, rows = activation(self.layer.activation), saved.shape[:-1]
@@ -283,30 +347,46 @@ class Unrolled:
             steps, rows = window.shape
             if self.codes is None:
                 y = window.z_of_samples if before else window.states_of_samples
-                local = self._of_samples(y, signals(steps, rows), way, tensors)
-                return local, rows * steps / total
+                s = signals.of_samples(start, steps, rows)
+                return self._of_samples(y, s, way, tensors, signals), rows * steps / total
             y = window.z if before else window.states
-            local = self._of_steps(y, signals(1, rows), way, start)
+            s = signals.window(start, steps, rows)
+            local = self._of_steps(y, s, way, start, signals)
             loss = local.loss if steps == 1 else local.loss.sum(-1)
             return local._replace(loss=loss, logits=None), rows / total
 
         return objective
 
     def _of_samples(
-        self, y: Tensor, s: Tensor, way: int, tensors: tuple[Tensor, ...]
+        self,
+        y: Tensor,
+        s: Tensor,
+        way: int,
+        tensors: tuple[Tensor, ...],
+        signals: Signals | None = None,
     ) -> LossAndGrads:
         """The objective of a window, in which each step of a sequence counts as a sample."""
         objective = over_dimension(self.objective) if self.lead else self.objective
-        return objective(y, s, *tensors[way :: self.directions])
+        local = objective(y, s, *tensors[way :: self.directions])
+        if not self.target.positions or signals is None:
+            return local
+        local = local._replace(labels=s)
+        masked = self.target.ignores and tensors  # not the measure of a calibration
+        return signals.unlabelled(local, s) if masked else local
 
-    def _of_steps(self, y: Tensor, s: Tensor, way: int, start: int) -> LossAndGrads:
+    def _of_steps(
+        self, y: Tensor, s: Tensor, way: int, start: int, signals: Signals
+    ) -> LossAndGrads:
         """The objective of a window, `(..., steps, rows, units)`, with a projection per step."""
         objective, tensors = self.objective, self._codes(way, start, y.shape[-3])
         if y.shape[-3] == 1:
             y, tensors = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in tensors)
+            s = s.squeeze(self.lead) if signals.of_steps else s
         else:
-            objective = over_dimension(objective, (0, None, *[0] * len(tensors)))
-        return (over_dimension(objective) if self.lead else objective)(y, s, *tensors)
+            in_dims = 0, 0 if signals.of_steps else None, *[0] * len(tensors)
+            objective = over_dimension(objective, in_dims)
+        local = (over_dimension(objective) if self.lead else objective)(y, s, *tensors)
+        return signals.unlabelled(local, s) if self.target.ignores else local
 
     def _codes(self, way: int, start: int, steps: int) -> tuple[Tensor, ...]:
         """The objective's tensors of each step, stacked."""
@@ -323,8 +403,10 @@ class Unrolled:
     def _span(self, x: "Sequences | UnrolledBatch", steps: int) -> int:
         """Steps of a window: all of a diagonal layer's, if they are few or tokens."""
         alone = self.objective is not IDLE and self.objective.closed_form is None
-        if alone and (not self.diagonal or self.layer.loss_at is LossAt.EVERY):
+        if alone and (not self.diagonal or self.loss_at is LossAt.EVERY):
             return 1  # autograd differentiates the objective
+        if self.codes is not None and self.target.ignores:
+            return 1  # the codes of a step for its labelled rows alone
         tokens = not isinstance(x, UnrolledBatch) and not x.is_floating_point()
         whole = self.diagonal and (tokens or steps <= self.whole)
         return steps if whole else self.window
@@ -401,20 +483,11 @@ class Unrolled:
         if logits is not None and saved.lengths is not None and not self.diagonal:
             assert saved.s is not None
             logits = self.objective(cell.last, saved.s, *saved.tensors[:: self.directions]).logits
-        return LossAndGrads(loss, loss, dtensors, logits)
-
-
-def _repeated(s: Tensor, lead: int) -> Signals:
-    """The signals of the first rows of a batch, for every step of a window."""
-
-    @lru_cache(1)
-    def signals(steps: int, rows: int) -> Tensor:
-        first = s.narrow(lead, 0, rows)
-        return (
-            first if steps == 1 else first.repeat(*[1] * lead, steps, *[1] * (s.dim() - lead - 1))
-        )
-
-    return signals
+        labels = cell.labels
+        if labels is None and self.target.positions:
+            assert saved.s is not None
+            labels = saved.s.flatten(self.lead, self.lead + 1)
+        return LossAndGrads(loss, loss, dtensors, logits, labels)
 
 
 def _without_learning(x: Any) -> Any:

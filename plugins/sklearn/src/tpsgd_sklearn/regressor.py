@@ -15,6 +15,7 @@ from tpsgd.losses import mse
 from tpsgd.rules import Rule
 from tpsgd_sklearn.perceptron import Perceptron
 
+
 class TPSGDRegressor(RegressorMixin, Perceptron):
     """A multi-layer perceptron that learns block by block, as a scikit-learn regressor.
 

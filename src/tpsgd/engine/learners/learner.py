@@ -7,6 +7,7 @@ and `stop`: an optimizer's steps, least squares after one pass, or least squares
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -35,8 +36,9 @@ class BlockLearner(Learner):
     """A block with its objective, its gradient and its updater.
 
     `draw` makes the objective when the block begins to learn; its class codes are dropped when it
-    stops. `outputs` are the classes, or the numbers of a label. `widest` is the most bytes that one sample takes anywhere in the block. `layers` counts
-    the layers that learn in it: under backprop, those of the whole net.
+    stops. `outputs` are the classes, or the numbers of a label. `widest` is the most bytes that one
+    sample takes anywhere in the block. `layers` counts the layers that learn in it: under backprop,
+    those of the whole net.
     """
 
     def __init__(
@@ -132,8 +134,15 @@ class BlockLearner(Learner):
         self.updater.apply(saved, signal, labels, output_unused)
 
     def error(self, saved: Any, labels: Tensor) -> Tensor:
-        """Minus the derivative of each sample's loss with respect to this block's output."""
-        return self.gradient.error(saved, labels)
+        """Minus the derivative of each label's loss with respect to this block's output.
+
+        With positions it has the form of labels that are numbers, a row for each position.
+        """
+        error, target = self.gradient.error(saved, labels), self.figures.target
+        if not target.positions:
+            return error
+        error = error.movedim(1 + bool(self.restarts), -1) if target.channels_first else error
+        return error * prod(target.positions)
 
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Add the local loss of a batch to the figures without learning from it."""

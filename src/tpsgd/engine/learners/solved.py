@@ -15,6 +15,7 @@ from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums, workspace
 from tpsgd.engine.solvers.solvable import unsolvable
+from tpsgd.maths.positions import Layout
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
 from tpsgd.objectives import Place
@@ -26,13 +27,13 @@ SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a st
 class Solver(Updater):
     """Weights that solve linear equations; the sums over samples live while the block learns.
 
-    `samples` is how many there are; 0 if that is unknown.
+    `samples` is how many there are, 0 if that is unknown; `layout` is of labels of every position.
     """
 
     label = "solved"
 
-    def __init__(self, samples: int = 0) -> None:
-        self.samples = samples
+    def __init__(self, samples: int = 0, layout: Layout | None = None) -> None:
+        self.samples, self.layout = (samples if layout is None else 0), layout
         self.sums: MomentSums | SampleSums | None = None
         self.equations: Equations | None = None
 
@@ -53,7 +54,7 @@ class Solver(Updater):
         stacked = bool(learner.restarts)
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if stacked else 0]
         signed = learner.multi_label and codes is None
-        return Equations(layer, classes, codes, signed, stacked)
+        return Equations(layer, classes, codes, signed, stacked, self.layout)
 
     def _parameter(self, name: str) -> Tensor | None:
         return self.learner.params.get(f"{len(self.learner.block.prologue)}.{name}")
@@ -74,8 +75,8 @@ class RidgeSolver(Solver):
 
     in_stored_order = True
 
-    def __init__(self, samples: int = 0) -> None:
-        super().__init__(samples)
+    def __init__(self, samples: int = 0, layout: Layout | None = None) -> None:
+        super().__init__(samples, layout)
         self.penalty: Tensor | None = None  # of each restart
         self.before_solving: Callable[[int], None] = lambda workspace: None
 
@@ -118,6 +119,7 @@ class RidgeSolver(Solver):
         self._set_weights(solution.weight, solution.bias)
         self.penalty = solution.alpha
         learner.figures.loss = solution.loss * self.sums.count  # rows: one or more for each sample
+        learner.figures.counted.fill_(self.sums.count)  # of positions
         self.collecting = False
 
     def stop(self) -> None:

@@ -87,7 +87,7 @@ class BatchForm:
         return as_pixels(x, x.to(self.device, self.numbers, **options))
 
     def _one_of_several(self, x: Tensor) -> Tensor:
-        """One input of several: real numbers and pixels as ever, other whole numbers as they are."""
+        """One input of several: real numbers and pixels as ever, other whole numbers unchanged."""
         if x.is_floating_point() or x.dtype is torch.uint8:
             return as_pixels(x, x.to(self.device, self.numbers))
         return x.to(self.device)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,15 +159,18 @@ def labels(
     if target.numbers or target.positions:
         y = _placed(y, target)
         if target.numbers and y.shape[-1] != classes:
-            given, outputs = y.shape[-1], f"{classes} output{'s' * (classes != 1)}"
+            numbers, outputs = y.shape[-1], f"{classes} output{'s' * (classes != 1)}"
+            each = "position" if target.positions else "sample"
             raise TpsgdError(
-                f"the model has {outputs}, and y has {given} number{'s' * (given != 1)} for each "
-                "sample: give it as many; class labels must be whole numbers (an integer type)"
+                f"the model has {outputs}, and y has {numbers} number{'s' * (numbers != 1)} for "
+                f"each {each}: to learn numbers, give the model {numbers} output"
+                f"{'s' * (numbers != 1)}; class labels must be whole numbers (an integer type)"
             )
         if target.positions and not y.is_floating_point():
             return _of_positions(y, classes, complete and loss is not None)
         if target.positions:
-            return labels(y.flatten(0, -2), loss, classes, False).view(y.shape)
+            of_rows = replace(target, shape=tuple(y.shape[-1:]), positions=())
+            return labels(y.flatten(0, -2), loss, classes, False, of_rows).view(y.shape)
     if classes == 1 and loss is bce:  # one yes-or-no output
         if y.numel() != len(y):
             raise TpsgdError(

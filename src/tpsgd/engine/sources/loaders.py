@@ -203,7 +203,7 @@ def first_pair(data: Any, loss: Loss | None) -> tuple[Any, Target]:
 
 
 def some_pairs(data: Any, count: int) -> tuple[Any, Tensor]:
-    """All samples and labels of arrays; of a loader, its first samples and at least `count` labels."""
+    """All samples and labels; of a loader, its first samples and at least `count` labels."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if not isinstance(data, Dataset | DataLoader):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tpsgd.losses import IGNORED, Loss
+from tpsgd.losses import Loss, labelled
 from tpsgd.objectives import NOT_COMPUTED, LossAndGrads
 from tpsgd.targets import CLASSES, Target
 
@@ -42,7 +42,7 @@ class Figures:
         self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
         self.loss_is_later = self.classifies = self.multi_label = False
         self.target = CLASSES
-        self.counted = torch.zeros((), device=device, dtype=torch.long)  # positions with a label
+        self.counted = torch.zeros_like(self.correct)  # positions with a label
         self.moments: Tensor | None = None  # of labels that are numbers: see `moments_of`
         self.unstored: Any = None
         self.restarts, self.on_gpu = restarts, device.type == "cuda"
@@ -99,7 +99,7 @@ class Figures:
     def collect(self, samples: int) -> "EpochFigures":
         """What was counted since the last call, per restart; waits for the device."""
         self.count_stored()
-        labels = max(1, int(self.counted)) if self.target.positions else samples
+        labels = self.counted.clamp(min=1) if self.target.positions else samples
         losses = (self.loss.double() / labels).reshape(-1).tolist()
         shares = (self.correct.double() / labels).reshape(-1).tolist() if self.classifies else None
         sums, fits = [self.loss, self.correct, self.counted], None
@@ -113,10 +113,17 @@ class Figures:
 
     def _add_restarts(self, batch: StoredBatch) -> None:
         loss, logits, labels = batch
+        positions = bool(self.target.positions)
         if loss is NOT_COMPUTED:
             assert self.of_logits is not None and logits is not None
-            loss = torch.vmap(self.of_logits.value)(logits, labels)
-        self.loss.add_(loss, alpha=labels.shape[1])
+            mean = self.of_logits.mean if positions else self.of_logits.value
+            loss = torch.vmap(mean)(logits, labels)
+        if positions:
+            count = labelled(labels, 1)
+            self.loss.add_(loss * count)
+            self.counted.add_(count)
+        else:
+            self.loss.add_(loss, alpha=labels.shape[1])
         if logits is not None and self.moments is not None:
             self.moments.add_(moments_of(logits, labels))
         elif logits is not None:
@@ -137,7 +144,7 @@ class Figures:
         loss, logits, labels = batch
         self.loss_is_later = loss is NOT_COMPUTED
         if loss is not NOT_COMPUTED and self.target.positions:
-            count = _labelled(labels)
+            count = labelled(labels)
             self.loss.add_(loss * count)
             self.counted.add_(count)
         elif loss is not NOT_COMPUTED:
@@ -175,7 +182,7 @@ class Figures:
         if self.loss_is_later and self.target.positions:
             assert self.of_logits is not None
             self.loss.add_(self.of_logits.total(logits, labels))
-            self.counted.add_(_labelled(labels))
+            self.counted.add_(labelled(labels))
         elif self.loss_is_later:
             assert self.of_logits is not None
             self.loss.add_(self.of_logits.value(logits, labels), alpha=len(labels))
@@ -183,11 +190,6 @@ class Figures:
             self.moments.add_(moments_of(logits, labels))
         else:
             self.correct.add_(hits(logits, labels, self.multi_label))
-
-
-def _labelled(labels: Tensor) -> Any:
-    """How many rows have a label."""
-    return len(labels) if labels.is_floating_point() else (labels != IGNORED).sum()
 
 
 def moments_of(outputs: Tensor, numbers: Tensor) -> Tensor:

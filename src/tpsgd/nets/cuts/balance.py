@@ -26,7 +26,7 @@ class Footprint:
 
 
 def layers_per_block(
-    blocks: Blocks,
+    blocks: Blocks | str,
     layers: int,
     alone: Sequence[int] = (),
     footprints: Sequence[Footprint] = (),

@@ -114,6 +114,7 @@ class _Part(nn.Module):
     """A part of the model; the modules of the model that belong to it are its own."""
 
     reads_inputs = True
+    shared: LayerList
 
     def __init__(self, shared: LayerList, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -141,6 +142,8 @@ class BeforeList(_Part):
 class ListLayer(_Part):
     """A layer of the list."""
 
+    before: BeforeList
+
     def __init__(self, shared: LayerList, number: int, before: BeforeList) -> None:
         super().__init__(shared, [shared.layers[number]])
         self.number, self.block_title = number, type(shared.layers[number]).__name__
@@ -157,6 +160,8 @@ class ListLayer(_Part):
 
 class AfterList(_Part):
     """The model from its list of layers on: a norm and a classifier, mostly."""
+
+    before: BeforeList
 
     def __init__(self, shared: LayerList, parts: Sequence[nn.Module], before: BeforeList) -> None:
         super().__init__(shared, parts)

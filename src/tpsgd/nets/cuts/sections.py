@@ -16,7 +16,8 @@ from tpsgd.nets.model_inputs import ModelInputs
 
 VIEWS = {
     "view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "getitem", "t",
-    "contiguous", "expand", "chunk", "split", "unbind", "unflatten", "movedim", "swapaxes", "detach",
+    "contiguous", "expand", "chunk", "split", "unbind", "unflatten", "movedim", "swapaxes",
+    "detach",
 }  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def is_flatten(nodes: Sequence[fx.Node], is_batch: Callable[[Any], bool]) -> boo
     view = nodes[-1]
     if view.op != "call_method" or view.target not in ("view", "reshape"):
         return False
-    sizes = view.args[1:] if len(view.args) != 2 else view.args[1]
+    sizes: Any = view.args[1:] if len(view.args) != 2 else view.args[1]
     is_rows = isinstance(sizes, (tuple, list)) and len(sizes) == 2 and sizes[1] == -1
     return is_rows and is_batch(sizes[0]) and all(is_size(n) for n in nodes[:-1])
 

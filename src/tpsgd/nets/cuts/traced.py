@@ -86,7 +86,7 @@ class _Tracer(fx.Tracer):
         path = self.path_of_module(m)
         self.open.append(path)
         if type(m) is nn.TransformerEncoder and not self.is_leaf_module(m, path):
-            if len(args) > 1 or any(value is not None for value in kwargs.values()):
+            if args[1:] or any(value is not None for value in kwargs.values()):
                 raise Untraceable("an encoder with a mask")
             forward = _layer_by_layer(m)
         output = super().call_module(m, forward, args, kwargs)
@@ -144,7 +144,7 @@ def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
 def _graph(
     model: nn.Module, training: bool, opaque: set[str], absent: dict[str, Any]
 ) -> tuple[fx.Graph, list[ModuleCall]]:
-    """The graph in a mode. A module that cannot be traced becomes opaque, and tracing begins anew."""
+    """The graph in a mode. Modules that cannot be traced become opaque, and tracing begins anew."""
     while True:
         tracer = _Tracer(opaque)
         with modes_restored(model):
@@ -465,7 +465,7 @@ def _is_size_of(node: Any, tensor: fx.Node | None) -> bool:
     if node.target == "size" and node.args == (tensor, 0):
         return True
     shape = node.args[0]
-    is_item = getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 0
+    is_item = getattr(node.target, "__name__", "") == "getitem" and node.args[1:] == (0,)
     of_shape = isinstance(shape, fx.Node) and shape.args[:1] == (tensor,) and is_size(shape)
     return is_item and of_shape
 
