@@ -1,5 +1,7 @@
 """MobileNetV2 in the manner of torchvision, and a small net of depthwise convolutions."""
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,7 +98,7 @@ class Separable(nn.Module):
             layers.append(nn.ReLU())
 
         add(channels, widths[0], 3)
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             add(inputs, inputs, 3, groups=inputs)
             add(inputs, outputs, 1)
         self.features = nn.Sequential(*layers)

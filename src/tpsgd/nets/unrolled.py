@@ -172,8 +172,8 @@ class Unrolled:
         self.whole = steps_without_traces(self.layer, window) if self.diagonal else 0
         self.window, self.lazy, self.keep_codes = window or WINDOW, lazy, keep_codes
         self.target, self.classes, self.lead = target, classes, int(stacked)
-        self.loss_at = getattr(self.layer, "loss_at", None)
-        self.loss_at = LossAt.EVERY if target.positions else self.loss_at
+        every = bool(target.positions) or not self.diagonal
+        self.loss_at: LossAt = LossAt.EVERY if every else self.layer.loss_at
         self.objective: Objective = IDLE
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self.windows_repeat: Callable[[bool], None] = lambda repeat: None  # told where they do
