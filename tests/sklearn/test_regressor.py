@@ -74,7 +74,7 @@ def test_early_stopping_warm_start_and_pickle():
 
 
 def test_a_rule_that_needs_classes_is_refused():
-    with pytest.raises(TpsgdError, match=r"predsim compares samples of a class.*labels are numbers"):
+    with pytest.raises(TpsgdError, match=r"predsim compares samples of a class.*are numbers"):
         TPSGDRegressor(rule="predsim").fit(X, Y)
 
 
