@@ -228,3 +228,21 @@ def test_restarts_go_on_from_trained_models(stacked):
         assert tpsgd.evaluate(run.model, (X, Y)) == pytest.approx(
             tpsgd.evaluate(model, (X, Y)), abs=0.01
         )
+
+
+def test_a_model_that_was_trained_badly_goes_on_in_its_units():
+    """Worse than the mean, but still nearer in the labels' units than standardised."""
+    model, _ = trained((X, Y), epochs=60)
+    with torch.no_grad():
+        model[-1].bias += 3 * Y.std()
+    assert tpsgd.evaluate(model, (X, Y)) < 0
+    weights = model[-1].weight.detach().clone()
+    trained((X, Y), model, epochs=1, lr=1e-6)
+    torch.testing.assert_close(model[-1].weight, weights, rtol=1e-3, atol=1e-3)
+
+
+def test_whole_numbers_are_numbers_with_their_loss_and_one_output():
+    y = Y.round().long().squeeze(1)
+    model, run = trained((X, y), net(), epochs=60, loss="mse")
+    assert tpsgd.evaluate(model, (X, y.float())) > 0.7
+    assert run.settings["targets"] == "standardised" and "accuracy" not in str(run)

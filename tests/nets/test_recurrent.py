@@ -394,3 +394,12 @@ def test_padded_states_keep_their_lengths():
     x = ragged(X)
     states = layer(sequence=True)(x)
     assert isinstance(states, Padded) and torch.equal(states.lengths, x.lengths)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_are_read_by_torchs_gated_layers(kind):
+    model = nn.Sequential(kind(3, 5, batch_first=True), nn.Linear(5, 2))
+    sequences = [torch.randn(n, 3) for n in (4, 2, 3)]
+    packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+    alone = torch.cat([connect(model)(s.unsqueeze(0)) for s in sequences])
+    torch.testing.assert_close(connect(model)(packed), alone)

@@ -64,6 +64,8 @@ def assemble(asked: RunRequest, device: torch.device, faster: Faster | None = No
     """
     data, settings = asked.data, asked.settings
     x = asked.samples
+    if asked.random is not None:
+        torch.set_rng_state(asked.random)
     spec = specify(asked, x, is_stream(data), device, check_values)
     labelled = spec.form, spec.loss, spec.classes
     source: Source = as_source(data, *labelled, True, spec.target, spec.scaling)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.backprop import Backprop, in_segments
@@ -22,7 +22,7 @@ from tpsgd.engine.settings import BlockSettings, Order, Settings
 from tpsgd.engine.solvers import SOLVERS, Ridge
 from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
-from tpsgd.engine.sources.loaders import first_pair, first_samples
+from tpsgd.engine.sources.loaders import first_pair, first_samples, is_stream
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, whole
 from tpsgd.nets.cuts.split import counts_of, joined, layers_of, verify
@@ -58,6 +58,7 @@ class RunRequest:
     layers: list[list[Block]] = field(repr=False)
     samples: Any = None  # a few
     target: Target = CLASSES
+    random: Tensor | None = None  # the generator after a loader has given its first samples
     scaling: Any = None  # of labels that are numbers: a function
 
     @property
@@ -89,19 +90,28 @@ def request(
     That is before a model is moved to another device. `samples` and `target` are in place of data.
     """
     local, settings = not isinstance(method, Backprop), with_lengths(settings, data)
+    random = None
     if data is not None:
-        samples, target = first_pair(data, settings.loss)
+        with torch.random.fork_rng([]):  # a loader that shuffles draws random numbers
+            torch.manual_seed(settings.seed)
+            samples, target = first_pair(data, settings.loss)
+            random = torch.get_rng_state() if is_stream(data) else None
     cut = partial(layers_of, samples=samples, no_split=settings.no_split)
     layers = [cut(model) if local else _layers(model, cut) for model in models]
     if not local:  # what needs blocks does not apply, and is not recorded
         memory = replace(settings.memory, reuse=None, slices=None, redraw=False, fast=False)
         settings = replace(settings, order=None, window=None, memory=memory, blocks=None)
         settings = replace(settings, split_points=())
+    if settings.loss is not None and settings.loss.of_numbers and target and not target.rows:
+        outputs = getattr(layers[0][-1].layer, "weight", None)
+        if isinstance(outputs, Tensor) and len(outputs) == 1:  # whole numbers, not classes
+            target = replace(target, numbers=True)
     settings = completed(method, layers[0], settings)
     folder = settings.memory.reuse
     if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
         raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-    return RunRequest(models, data, method, settings, layers, samples, target or CLASSES)
+    target = target or CLASSES
+    return RunRequest(models, data, method, settings, layers, samples, target, random)
 
 
 def completed(method: Method, layers: list[Block], settings: Settings) -> Settings:
@@ -189,8 +199,6 @@ def specify(
     output = sizes[-1][Place.END]
     target = request.target.at(output, ends_in_maps(models[0]))
     classes = target.outputs(output)
-    if loss.of_numbers and classes == 1 and not target.numbers and not target.rows:
-        target = replace(target, numbers=True)  # whole numbers
     refuse_comparing(rules, target)
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)

@@ -88,7 +88,9 @@ class StandardisedTargets(Extension):
         if any(net.layer is None for net in nets):
             return request
         try:
-            x, labels = some_pairs(request.data, LABELS)
+            with torch.random.fork_rng([]):  # a loader that shuffles gives the same samples again
+                torch.manual_seed(request.settings.seed)
+                x, labels = some_pairs(request.data, LABELS)
             y = nets[0].canonical(labels)
         except TpsgdError:  # which labels of such a shape are later
             return request
@@ -180,9 +182,7 @@ class Outputs:
         form = form_for([model], request.layers[0], request.samples, True, request.settings, device)
         self.form = replace(form, channels_last=False, precision=None)
         self.plain = self._of(self.form(request.samples))
-        own = [
-            m for m in model.modules() if _has_tensors(m)
-        ]  # not a batch norm after the last layer
+        own = [m for m in model.modules() if _has_tensors(m)]  # the last may be a batch norm
         layers = own[-1:] if own and type(own[-1]) in KINDS else []
         learns = layers and all(p.requires_grad for p in layers[-1].parameters())
         if learns and self.plain is not None and self._follow(layers[-1]):
@@ -220,13 +220,14 @@ class Outputs:
         return target.canonical(y)
 
     def fits(self, x: Any, y: Tensor, scaling: TargetScaling) -> bool:
-        """Whether the outputs, as they are, are nearer to the labels than their mean is."""
+        """Whether outputs have the labels' units: nearer than the mean, or standardised far off."""
         count = min(len(x), len(y), FEW)  # a loader has told the labels of more samples
         out = self._of(self.form(x[:count]))
         if out is None:
             return False
         target = self.target.at(tuple(out.shape[1:]), ends_in_maps(self.model))
         outputs = target.canonical(out) if target.positions else out
-        of_mean = scaling(y[:count].cpu())
-        errors = scaling(outputs.cpu()) - of_mean
-        return bool(errors.square().mean() < of_mean.square().mean())
+        labels = scaling(y[:count].cpu())
+        errors = [t.square().mean() for t in (scaling(outputs.cpu()) - labels, labels)]
+        standardised = (outputs.cpu() - labels).square().mean()
+        return bool(errors[0] < max(errors[1], standardised / 4))

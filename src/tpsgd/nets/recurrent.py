@@ -199,6 +199,7 @@ class Joined(nn.Module):
         self.training = rnn.training
 
     def forward(self, x: Any) -> Sequences:
+        x = Padded.of(x) if isinstance(x, PackedSequence) else x
         if type(self.rnn) is nn.RNN:
             x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
         data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)

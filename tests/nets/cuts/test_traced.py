@@ -551,3 +551,16 @@ def test_a_graph_of_the_library_is_that_of_torch_fx():
     nodes = traced.trace(model).nodes
     assert [n.target for n in nodes if n.op != "output"] == targets
     assert operator.getitem not in targets and len(layers_of(model)) == 3
+
+
+def test_a_softmax_at_the_end_is_a_module_after_the_last_layer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return F.log_softmax(self.b(torch.relu(self.a(x))), dim=1)
+
+    last = split(Net())[-1]
+    assert type(last.layer) is nn.Linear and isinstance(last.modules[-1], nn.LogSoftmax)

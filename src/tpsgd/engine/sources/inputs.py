@@ -188,7 +188,8 @@ def labels(
         )
     if not torch.isfinite(y).all():
         raise TpsgdError("the labels contain NaN or infinity")
-    if loss is not None and loss.of_numbers and not target.rows and not are_probabilities(y):
+    of_numbers = loss is not None and loss.of_numbers
+    if of_numbers and not (target.rows or target.numbers) and not are_probabilities(y):
         raise TpsgdError("these labels are numbers, and those to learn from are classes")
     if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
         raise TpsgdError(

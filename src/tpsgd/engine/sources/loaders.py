@@ -198,7 +198,8 @@ def first_pair(data: Any, loss: Loss | None) -> tuple[Any, Target]:
     x, y = pair(_first_batch(data, 2))
     x, y, all_of_them = _few(x), tensor(y, "y"), not is_stream(data)
     if y.is_floating_point() and not all_of_them:  # two labels do not tell much
-        y = some_pairs(data, MANY)[1]
+        with torch.random.fork_rng([]):
+            y = some_pairs(data, MANY)[1]
     return x, Target.of(y, loss, all_of_them)
 
 

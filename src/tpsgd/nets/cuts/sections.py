@@ -75,6 +75,10 @@ def _dropped(learning: fx.Node, evaluating: fx.Node) -> nn.Module | None:
     return kind[learning.target](modes[0]["p"])  # type: ignore[index]
 
 
+def _softmax(kind: type[nn.Module], dim: int | None, dtype: Any) -> nn.Module | None:
+    return kind(dim) if dim is not None and dtype is None else None
+
+
 def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module | None:
     return nn.Flatten(start_dim, end_dim) if start_dim > 0 else None
 
@@ -113,8 +117,8 @@ TWINS: dict[Any, Callable[..., nn.Module | None]] = {
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
-    F.log_softmax: lambda dim=None: None if dim is None else nn.LogSoftmax(dim),
-    F.softmax: lambda dim=None: None if dim is None else nn.Softmax(dim),
+    F.log_softmax: lambda dim=None, _stacklevel=3, dtype=None: _softmax(nn.LogSoftmax, dim, dtype),
+    F.softmax: lambda dim=None, _stacklevel=3, dtype=None: _softmax(nn.Softmax, dim, dtype),
 }
 
 
