@@ -233,7 +233,8 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
     if y.dim() != 1:
         raise TpsgdError(
             f"class labels must have shape (samples,), got {tuple(y.shape)}; "
-            "rows of several labels must be floats, with loss=tpsgd.bce"
+            "rows of several labels must be floats, with loss=tpsgd.bce; for a label for each step "
+            "the model must give (batch, steps, classes), from all states of a recurrent layer"
         )
     y = y.view(torch.uint8) if y.dtype is torch.bool else y
     low, high = int(y.min()), int(y.max())
