@@ -230,6 +230,23 @@ def test_the_rule_that_compares_refuses_labels_of_steps():
         tpsgd.fit(channels_first(), (STEPS, OF_STEPS), rule=rules.predsim(), **SETTINGS)
 
 
+@pytest.mark.parametrize("form", ["arrays", "a loader"])
+@pytest.mark.parametrize("rule", ["readout", "tpsgd-l2", "dfa", "frozen"])
+def test_micro_batches_count_by_their_labels(rule, form):
+    """Positions without a label lie unevenly, down to a micro-batch without any label."""
+    labels = SOME.clone()
+    labels[8:10] = IGNORED
+    data = STEPS.double(), labels
+    data = DataLoader(TensorDataset(*data), batch_size=8) if form == "a loader" else data
+    trained = []
+    for memory in (None, tpsgd.Memory(micro_batch=2)):
+        model = channels_first().double()
+        settings = {"rule": rule, "optimizer": tpsgd.sgd, "lr": 0.1, "memory": memory}
+        tpsgd.fit(model, data, **(SETTINGS | settings))
+        trained.append(state(model))
+    close(*trained, rtol=1e-9, atol=1e-11)
+
+
 # ---- figures -------------------------------------------------------------------------------------
 
 

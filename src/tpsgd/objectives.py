@@ -98,18 +98,18 @@ class Calibration:
 
     Args:
         scale: the number that the measured size divides: over it, `run.blocks[i].scale`.
-        features: `y -> ` what is measured.
+        features: `(y, s) -> ` what is measured.
     """
 
     scale: float
-    features: Callable[[Tensor], Tensor]
+    features: Callable[[Tensor, Tensor], Tensor]
 
     @property
     def mean_square(self) -> "Objective":
         """An objective whose loss is the mean square of the features, and nothing to learn from."""
 
         def loss(y: Tensor, s: Tensor) -> Tensor:
-            f = self.features(y)
+            f = self.features(y, s)
             wide = torch.float32 if f.dtype is torch.bfloat16 else f.dtype
             return torch.linalg.vector_norm(f, dtype=wide).square() / f.numel()
 
@@ -397,7 +397,7 @@ def readout(
         codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
     local = cross_entropy if site.loss.of_numbers and not site.numbers else site.loss
     classifier = _Classifier(local, pool, learned)
-    measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
+    measured = Calibration(scale, lambda y, s: cells(y, grid) if grid else y)
     return Objective(
         classifier.loss,
         classifier.closed_form,

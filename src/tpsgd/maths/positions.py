@@ -55,7 +55,8 @@ def at_positions(objective: Objective, layout: Layout) -> Objective:
         local = of_rows.in_cells(layout.rows(y), labels, *(tensors or of_rows.tensors))
         return local._replace(dy=layout.unrolled(local.dy, y), labels=labels)
 
-    return _wrapped(of_rows, loss, written_out)
+    whole = _wrapped(of_rows, loss, written_out)
+    return _measured(whole, lambda y, s: (layout.rows(y), layout.labels(s)))
 
 
 def of_token_mean(objective: Objective) -> Objective:
@@ -73,10 +74,7 @@ def of_token_mean(objective: Objective) -> Objective:
         dy = local.dy.div(y.shape[1]).unsqueeze(1).expand(y.shape).contiguous()
         return local._replace(dy=dy)
 
-    calibration = objective.calibration
-    if calibration is not None:
-        calibration = replace(calibration, features=lambda y: y.mean(1))
-    return replace(_wrapped(objective, loss, written_out), calibration=calibration)
+    return _measured(_wrapped(objective, loss, written_out), lambda y, s: (y.mean(1), s))
 
 
 def masked(objective: Objective) -> Objective:
@@ -118,7 +116,24 @@ def masked(objective: Objective) -> Objective:
             value = loss(y, s, *tensors)
         return LossAndGrads(value, local.dy * (mask * factor), dtensors, local.logits, s)
 
-    return _wrapped(objective, loss, of_mean if objective.closed_form else of_others)
+    def labelled_alone(y: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        mask = (s != IGNORED).to(y.dtype)  # the mean square of all rows is then that of these
+        return y * (mask * (len(s) / mask.sum().clamp(min=1)).sqrt()).unsqueeze(1), s
+
+    whole = _wrapped(objective, loss, of_mean if objective.closed_form else of_others)
+    return _measured(whole, labelled_alone)
+
+
+def _measured(
+    objective: Objective, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Objective:
+    """The objective calibrated to what its outputs and labels are changed into."""
+    calibration = objective.calibration
+    if calibration is None:
+        return objective
+    features = calibration.features
+    calibration = replace(calibration, features=lambda y, s: features(*change(y, s)))
+    return replace(objective, calibration=calibration)
 
 
 def _wrapped(

@@ -371,8 +371,7 @@ class Unrolled:
         if not self.target.positions or signals is None:
             return local
         local = local._replace(labels=s)
-        masked = self.target.ignores and tensors  # not the measure of a calibration
-        return signals.unlabelled(local, s) if masked else local
+        return signals.unlabelled(local, s) if self.target.ignores else local
 
     def _of_steps(
         self, y: Tensor, s: Tensor, way: int, start: int, signals: Signals

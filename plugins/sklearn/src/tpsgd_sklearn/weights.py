@@ -60,7 +60,7 @@ class WeightedCalibration(Calibration):
         """An objective whose loss is the weighted mean square of the features."""
 
         def loss(y: Tensor, rows: Tensor) -> Tensor:
-            return (self.features(y).square().mean(1) * rows.sum(1)).mean()
+            return (self.features(y, rows).square().mean(1) * rows.sum(1)).mean()
 
         return Objective(loss, lambda y, rows: LossAndGrads(loss(y, rows), y))
 

@@ -7,11 +7,13 @@ same on every device.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import nextafter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tpsgd.losses import IGNORED
 from tpsgd.maths.kernels.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled
 from tpsgd.nets.layers import unsafe_channels_last
@@ -213,10 +215,21 @@ class ArraySource:
             if self.form.micro_batch is None:
                 yield SampleBatch(self.take, index, size)
                 continue
-            for span in self.form.cut(size):
-                samples = span.stop - span.start
-                share, last = samples / size, span.stop == size
+            for span, share in shares(self.form.cut(size), self.y, index):
+                samples, last = span.stop - span.start, span.stop == size
                 yield SampleBatch(self.take, index[..., span], samples, share, last)
+
+
+def shares(spans: Iterable[slice], y: Tensor, index: Any) -> list[tuple[slice, float]]:
+    """What micro-batches are of a batch: their shares of its labelled positions, or samples."""
+    spans = list(spans)
+    if y.is_floating_point() or y.dim() == 1:
+        return [(span, (span.stop - span.start) / spans[-1].stop) for span in spans]
+    counts = (y[index] != IGNORED).flatten(1).sum(1)
+    labelled = [int(counts[span].sum()) for span in spans]
+    most = 1.0 if len(spans) == 1 else nextafter(1.0, 0.0)  # 1 is a whole batch
+    total = max(1, sum(labelled))
+    return [(s, min(n / total, most)) for s, n in zip(spans, labelled, strict=True)]
 
 
 def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:

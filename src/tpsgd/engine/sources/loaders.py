@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.sources.batches import ArraySource, BatchForm, SampleBatch
+from tpsgd.engine.sources.batches import ArraySource, BatchForm, SampleBatch, shares
 from tpsgd.engine.sources.inputs import check_values, inputs, labels, pair, tensor
 from tpsgd.losses import Loss
 from tpsgd.maths.random import Key, streams
@@ -115,10 +115,10 @@ class LoaderSource:
                 x, y = x[order], y[order]
             if epoch is not None and form.skips(len(x)):
                 continue
-            for span in form.cut(len(x)):
+            for span, share in shares(form.cut(len(x)), y, slice(None)):
                 arrived = [(form(x[span]), y[span].to(form.device))]
-                samples = span.stop - span.start
-                yield SampleBatch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
+                samples, last = span.stop - span.start, span.stop == len(x)
+                yield SampleBatch(list.pop, arrived, samples, share, last)
 
     def _name(self, batch: int, place: int) -> str:
         """What to call a sample by its batch and its place in it."""
