@@ -149,6 +149,14 @@ EXPERIMENTS = {
         "how long to train on small data, by default", ("small_data",), ("small_data",), 15,
         gpu=False, of_paper=False,
     ),
+    "models": Experiment(
+        "nets of many classes, cut into blocks", ("models",), ("models",), 20,
+        gpu=False, of_paper=False,
+    ),
+    "targets": Experiment(
+        "labels that are numbers, or come for every step or pixel", ("targets",), ("targets",), 25,
+        gpu=False, of_paper=False,
+    ),
     "schedules": Experiment(
         "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,
