@@ -157,6 +157,10 @@ EXPERIMENTS = {
         "labels that are numbers, or come for every step or pixel", ("targets",), ("targets",), 25,
         gpu=False, of_paper=False,
     ),
+    "number_scale": Experiment(
+        "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
+        gpu=False, of_paper=False,
+    ),
     "schedules": Experiment(
         "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,

@@ -58,6 +58,7 @@ from tpsgd.projections import Projection, binary, normal, orthogonal
 
 CELLS = 16  # that the maps of a filter are averaged over, unless `features` bounds their number
 SCALE = 12.0  # of calibrated readouts; chosen on held-out samples, see experiments/calibration.py
+OF_NUMBERS = 3.0  # the same, of labels that are numbers: experiments/number_scale.py
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ def readout(
     Before a block learns, one forward pass of its first batch measures the root mean square of the
     features, and a constant makes it `scale` over the root of the number of units, or filters
     (`calibrate`; `run.blocks` has the constant). Without that, the softmax is saturated in nets
-    with batch norm and flat in others. A `scale` that is set by hand is the constant itself, unless
-    `calibrate=True`.
+    with batch norm and flat in others. By default `scale` is 12, of labels that are numbers 3. One
+    that is set by hand is the constant itself, unless `calibrate=True`.
 
     Mono-Forward (Gong, Li & Abdulla, "Mono-Forward: Backpropagation-Free Algorithm for Efficient
     Neural Network Training Harnessing Local Errors", 2025) is this rule with learned codes: its
@@ -212,7 +213,7 @@ def readout(
     with M initialised as torch's linear layers are.
     """
     calibrated = scale is None if calibrate is None else calibrate
-    local = _Readout(learned, projection, features, SCALE if scale is None else scale, calibrated)
+    local = _Readout(learned, projection, features, scale, calibrated)
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
     options = {"about": about, "options": str(local), "per_step": False, "classifies": True}
@@ -363,29 +364,32 @@ class _Readout:
     learned: bool
     projection: Projection | None
     features: int | None
-    scale: float
+    scale: float | None  # None: `SCALE` or `OF_NUMBERS`
     calibrated: bool
 
     def __post_init__(self) -> None:
         if self.features is not None and self.features < 1:
             raise TpsgdError(f"features must be 1 or more, got {self.features}")
-        if not 0 < self.scale < inf:
+        if self.scale is not None and not 0 < self.scale < inf:
             raise TpsgdError(f"scale must be a number over 0, got {self.scale}")
 
     def __str__(self) -> str:
         pooled = f", at most {CELLS} cells" if self.features is None else ""
-        scaled = f"{'calibrated, ' if self.calibrated else ''}scale {self.scale:g}"
+        scale = f"{SCALE:g}, of numbers {OF_NUMBERS:g}" if self.scale is None else f"{self.scale:g}"
+        scaled = f"{'calibrated, ' if self.calibrated else ''}scale {scale}"
         return f"{_Codes(self.projection, self.features)}{pooled}, {scaled}"
 
     def __call__(self, site: Site) -> Objective:
         codes = self.projection or normal()
         most = CELLS * site.shape[0] if self.features is None else self.features
-        return objectives.readout(site, codes, self.learned, most, self.scale, self.calibrated)
+        scale = self.scale or (OF_NUMBERS if site.numbers else SCALE)
+        return objectives.readout(site, codes, self.learned, most, scale, self.calibrated)
 
 
 def scale_of(rule: Rule | None) -> float | None:
-    """The scale of a readout; None for every other rule."""
-    return rule.objective.scale if rule and isinstance(rule.objective, _Readout) else None
+    """The scale of a readout, of classes by default; None for every other rule."""
+    local = rule and rule.objective
+    return local.scale or SCALE if isinstance(local, _Readout) else None
 
 
 def with_scale(rule: Rule, scale: float) -> Rule:
