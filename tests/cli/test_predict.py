@@ -147,8 +147,16 @@ def test_a_model_of_your_own_file(says):
     train = ["train", "--data", "pets.csv", "--model", "own.py:net", "--save", "model"]
     assert says(*train)[0] == 0
     code, _, err = says("predict", "model", "--data", "new.csv")
-    assert code == 2 and "--model own.py:net" in err
-    code, out, _ = says("predict", "model", "--data", "new.csv", "--model", "own.py:net")
+    assert code == 2 and "--factory own.py:net" in err
+    words = ("--data", "pets.csv", "--model", "model", "--epochs", "1", "--lr", "1e-9")
+    code, _, err = says("train", *words, "--factory", "own.py:net", "--save", "again")
+    assert code == 0, err
+    again = (tpsgd.load(folder, factory="own.py:net").model for folder in ("model", "again"))
+    for before, after in zip(*(m.parameters() for m in again), strict=True):
+        assert before.allclose(after, atol=1e-6)  # it began with the weights that were saved
+    code, _, err = says("train", "--data", "pets.csv", "--factory", "own.py:net")
+    assert code == 2 and "--factory is for a saved model" in err
+    code, out, _ = says("predict", "model", "--data", "new.csv", "--factory", "own.py:net")
     assert code == 0 and out.count("\n") == 3
     Path("own.py").write_text(OWN + "\n# changed\n")
     code, _, err = says("predict", "model", "--data", "new.csv", "--model", "own.py:net")

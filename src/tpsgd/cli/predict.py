@@ -44,14 +44,16 @@ class NewData:
 
     data: str = setting(MISSING, FILES)
     label: str | None = setting(None, "FILE.csv: the label column, if not as in training.")
-    model: str | None = setting(None, "FILE.py:FUNCTION that made the model, if it was your own.")
+    factory: str | None = setting(
+        None, "FILE.py:FUNCTION that made the model, if it was your own.", "--factory", "--model"
+    )
     device: str = setting("cpu", "cpu, cuda, cuda:1, ...")
 
     def load(self, folder: Path, needs_labels: bool) -> "tuple[tpsgd.Trained, NewSamples]":
         """The model, and the samples in the form that it takes."""
         from tpsgd.data.new_samples import read_new
 
-        trained = tpsgd.load(folder, factory=self.model, device=self.device)
+        trained = tpsgd.load(folder, factory=self.factory, device=self.device)
         if not trained.classes and not trained.gives_numbers:
             raise TpsgdError(
                 f"the model in {folder} has no names of classes: save it with "
@@ -65,7 +67,7 @@ class NewData:
 
     def keep_apart(self, folder: Path, **outputs: Path | None) -> None:
         """Refuse results in place of the samples or the model."""
-        options.keep_apart(self.data, self.model, *folder.expanduser().glob("model*"), **outputs)
+        options.keep_apart(self.data, self.factory, *folder.expanduser().glob("model*"), **outputs)
 
 
 @options.grouped

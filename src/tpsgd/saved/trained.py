@@ -149,7 +149,7 @@ def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
     if factory is None:
         raise TpsgdError(
             f"the model in {folder} is made by {word}: name that file to have it run, with "
-            f"tpsgd.load(folder, factory={word!r}) or --model {word}"
+            f"tpsgd.load(folder, factory={word!r}) or --factory {word}"
         )
     if _checksum(factory) != checksum or factory.rpartition(":")[2] != word.rpartition(":")[2]:
         raise TpsgdError(

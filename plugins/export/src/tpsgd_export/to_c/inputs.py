@@ -31,12 +31,12 @@ def _comment(inputs: SampleFormat, labels: str) -> str:
     """The columns with their scaling, and the labels, in a comment of C."""
     lines, scaling = [], list(zip(inputs.shift, inputs.scale, strict=True))
     if scaling and len(scaling) == len(inputs.columns):
-        lines.append("SampleFormat in their order, with shift and scale:")
+        lines.append("Features in their order, with shift and scale:")
         for i, (name, (shift, scale)) in enumerate(zip(inputs.columns, scaling, strict=True)):
             lines.append(f"  x[{i}] {name[:LONGEST]}: {shift:.7g}, {scale:.7g}")
     else:
         if inputs.columns:
-            lines += ["SampleFormat in their order:", *_listed(inputs.columns)]
+            lines += ["Features in their order:", *_listed(inputs.columns)]
         if scaling:
             lines.append("Scaling of the inputs, shift and scale of each feature:")
             lines += wrap(", ".join(f"({a:.7g} {b:.7g})" for a, b in scaling), 94)
