@@ -225,6 +225,29 @@ def test_labels_that_are_all_missing_are_refused():
         tpsgd.fit(channels_first(), (STEPS, torch.full_like(SOME, IGNORED)), **SETTINGS)
 
 
+def test_batches_may_have_no_label():
+    """Those of a loader, and those that `evaluate` makes."""
+    labels = SOME.clone()
+    labels[8:16] = IGNORED
+    model, data = channels_first(), DataLoader(TensorDataset(STEPS, labels), 8)
+    run = tpsgd.fit(model, data, epochs=2)
+    assert 0 < run.loss < 5
+    scores = {tpsgd.evaluate(model, (STEPS, labels), batch_size=n) for n in (4, 24)}
+    assert scores == {tpsgd.evaluate(model, data)}
+    losses = [tpsgd.evaluate(model, (STEPS, labels), batch_size=n, loss="mse") for n in (4, 24)]
+    assert losses[0] == pytest.approx(losses[1])
+    with pytest.raises(TpsgdError, match="no position has a label"):
+        tpsgd.evaluate(model, (STEPS, torch.full_like(labels, IGNORED)))
+
+
+def test_numbers_of_pixels_lie_as_the_model_gives_them():
+    model = nn.Sequential(nn.Conv2d(3, 2, 1))
+    x, y = torch.randn(4, 3, 5, 6), torch.randn(4, 5, 6, 2)
+    with pytest.raises(TpsgdError, match=r"label for each position, shape \(samples, 2, 5, 6\)"):
+        tpsgd.fit(model, (x, y), epochs=1)
+    tpsgd.fit(model, (x, y.movedim(-1, 1)), epochs=1)
+
+
 def test_the_rule_that_compares_refuses_labels_of_steps():
     with pytest.raises(TpsgdError, match=r"predsim compares samples of a class.*every position"):
         tpsgd.fit(channels_first(), (STEPS, OF_STEPS), rule=rules.predsim(), **SETTINGS)

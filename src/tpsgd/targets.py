@@ -79,6 +79,10 @@ class Target:
         """The number of classes, or of numbers, in one sample's output at a position."""
         return output[-1] if self.positions and not self.channels_first else output[0]
 
+    def outputs_last(self, out: Tensor) -> Tensor:
+        """The outputs of a model with classes, or numbers, in the last dimension."""
+        return out.movedim(1, -1) if self.channels_first else out
+
     def canonical(self, y: Tensor) -> Tensor:
         """Labels with the positions after the samples, and the numbers of a position last."""
         if not self.positions and not self.numbers:
@@ -127,11 +131,12 @@ def _misfit(target: Target, output: tuple[int, ...], maps: bool) -> str:
             "the last block must give one number per class, shape (batch, classes), but gives "
             f"{gives}; end the model with pooling or nn.Flatten() and an nn.Linear"
         )
-    labels = ", ".join(map(str, target.shape))
-    positions = ", ".join(map(str, output[1:] if maps else output[:-1]))
+    k, positions = (output[0], output[1:]) if maps else (output[-1], output[:-1])
+    expected = output if target.rows and k > 1 else positions  # several numbers, or a label
+    labels, expected = (", ".join(map(str, shape)) for shape in (target.shape, expected))
     return (
         f"y has shape (samples, {labels}), but the model gives {gives}: it needs a label for each "
-        f"position, shape (samples, {positions})"
+        f"position, shape (samples, {expected})"
     )
 
 

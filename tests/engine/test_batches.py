@@ -232,6 +232,28 @@ def test_streams(stream, order, reuse):
     assert len(run.history) == 12
 
 
+def test_several_inputs_of_a_data_set():
+    """torch's collate makes a list of them."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x, z):
+            return self.last(torch.relu(self.first(x + z)))
+
+    x, y = torch.randn(20, 4), torch.arange(20) % 3
+    samples = [((x[i], 2 * x[i]), y[i]) for i in range(20)]
+    model, arrays = seeded(Sum), seeded(Sum)
+    tpsgd.fit(arrays, ((x, 2 * x), y), epochs=1, batch_size=20)
+    loader = DataLoader(samples, batch_size=20)  # type: ignore[arg-type]
+    tpsgd.fit(model, loader, epochs=1)
+    assert tpsgd.evaluate(model, loader) == tpsgd.evaluate(model, ((x, 2 * x), y))
+    for key, expected in state(arrays).items():
+        torch.testing.assert_close(state(model)[key], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_loader_with_workers():
     assert trained(STREAMS["DataLoader with workers"](), epochs=1)[1].sample_passes == 96
 

@@ -154,3 +154,17 @@ def test_an_output_of_nan_in_one_batch_is_enough():
     x = torch.cat([torch.ones(4, 3), -torch.ones(1, 3), torch.ones(4, 3)])
     with pytest.raises(TpsgdError, match="output is NaN, though its weights are finite"):
         tpsgd.evaluate(Root(), (x, torch.zeros(9, dtype=torch.long)), batch_size=2)
+
+
+def test_whole_numbers_of_one_output_are_yes_and_no():
+    model, x = nn.Linear(2, 1), torch.randn(9, 2)
+    with pytest.raises(TpsgdError, match=r"between 0 and 1, and go from 3 to 11: .*y\.float\(\)"):
+        tpsgd.evaluate(model, (x, torch.arange(9) + 3))
+
+
+@pytest.mark.parametrize("shape", [(9,), (9, 4)], ids=["samples", "steps"])
+def test_whole_numbers_may_be_numbers_to_predict(shape):
+    model, x = nn.Linear(2, 1), torch.randn(*shape, 2)
+    y = torch.arange(x[..., 0].numel()).view(shape) + 3
+    expected = (model(x)[..., 0] - y).square().mean().item() / 2
+    assert tpsgd.evaluate(model, (x, y), loss="mse") == pytest.approx(expected, rel=1e-5)

@@ -538,3 +538,23 @@ def test_memory_that_is_fast_is_planned():
 def test_a_plan_within_a_budget_prints_its_settings_in_words():
     plan = tpsgd.plan(mlp(6, 50, 3), (6,), samples=40, memory="4MB")
     assert str(plan).startswith("within 4.0 MB: whole batches, inputs reused from memory\n")
+
+
+# ---- models of several inputs --------------------------------------------------------------------
+
+
+def test_several_inputs_are_planned_from_their_shapes_or_from_samples():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.other, self.last = nn.Linear(6, 8), nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x, z):
+            return self.last(torch.relu(self.first(x) + self.other(z)))
+
+    x, z = torch.randn(5, 6), torch.randn(5, 4)
+    forms = [((6,), (4,)), (x, z), {"x": (6,), "z": (4,)}, {"x": x.numpy(), "z": z}]
+    plans = [str(tpsgd.plan(seeded(Sum), form, samples=N)) for form in forms]
+    assert plans == plans[:1] * 4 and "Linear" in plans[0]
+    with pytest.raises(TpsgdError, match="must have a row for each sample, got x: 5, z: 2"):
+        tpsgd.plan(seeded(Sum), {"x": x, "z": (4,)}, samples=N)

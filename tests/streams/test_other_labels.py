@@ -31,6 +31,18 @@ class Two(nn.Module):
     def forward(self, points, marks):
         return self.head(torch.cat([torch.relu(self.first(points)), marks], 1))
 """
+LAST = """
+from torch import nn
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 9), nn.Linear(9, 2)
+
+    def forward(self, x):
+        return self.head(self.first(x).relu()).transpose(1, 2)  # (batch, classes, steps)
+"""
 
 
 def net(outputs: int = 1, width: int = 16) -> nn.Module:
@@ -214,3 +226,13 @@ def test_forged_statistics_are_refused(tmp_path):
     stream.save(tmp_path / "saved")
     with pytest.raises(TpsgdError, match="mean and the deviation"):
         Stream.load(tmp_path / "saved")
+
+
+def test_predictions_of_steps_wherever_the_model_has_its_classes(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(LAST)
+    stream = learn(Stream(call_function(f"{file}:Turned")), STEPS, TAGS)
+    stream.save(tmp_path / "saved", factory=f"{file}:Turned")
+    loaded = Stream.load(tmp_path / "saved", factory=f"{file}:Turned")
+    expected = stream.model(STEPS).argmax(1).tolist()
+    assert stream.predict(STEPS) == loaded.predict(STEPS) == expected

@@ -11,7 +11,7 @@ from tpsgd import losses
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import ProgressFunction
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
-from tpsgd.engine.sources.inputs import check_values, inputs, labels
+from tpsgd.engine.sources.inputs import NO_LABEL, check_values, inputs, labels
 from tpsgd.engine.sources.loaders import as_source
 from tpsgd.losses import IGNORED, Loss, bce
 from tpsgd.maths.kernels.epoch_figures import hits, moments_of, r_squared
@@ -117,7 +117,7 @@ def answers(
     errors.
     """
     form, maps = form_for(model, batch_size), ends_in_maps(model)
-    samples, has_nan = 0, torch.zeros((), dtype=torch.bool, device=form.device)
+    samples, labelled, has_nan = 0, 0, torch.zeros((), dtype=torch.bool, device=form.device)
     with modes_restored(model):
         net = connect(model).eval()
         for batch in as_source(data, form, None, None).batches():
@@ -125,28 +125,35 @@ def answers(
             out = output(net, x)
             samples += len(y)
             has_nan = has_nan | out.isnan().any()
-            yield _rows(out, y, _target_of(y, loss, out, maps))
-    if not samples:
-        raise TpsgdError("the data is empty: there is nothing to evaluate on")
+            rows = _rows(out, y, _target_of(y, loss, out, maps))
+            labelled += len(rows[1])
+            if len(rows[1]):
+                yield rows
+    if not labelled:
+        empty = "the data is empty: there is nothing to evaluate on"
+        raise TpsgdError(NO_LABEL if samples else empty)
     if has_nan:
         raise not_a_number(model)
 
 
 def _target_of(y: Tensor, loss: Loss | None, out: Tensor, maps: bool) -> Target:
     """What labels are; of real numbers without a loss, by their values."""
-    target = Target.of(y, loss)
+    shape, target = tuple(out.shape[1:]), Target.of(y, loss)
     if y.is_floating_point() and (loss is None or loss.of_numbers) and y.numel():
         yes_or_no = bool(((y == 0) | (y == 1)).all())
         of_classes = yes_or_no or (y.dim() == 2 and y.shape[1] > 1 and are_probabilities(y))
         target = replace(target, numbers=loss is not None or not of_classes)
-    return target.at(tuple(out.shape[1:]), maps)
+    target = target.at(shape, maps)
+    if loss is not None and loss.of_numbers and target.outputs(shape) == 1:
+        return replace(target, numbers=True)  # whole numbers too, as in `fit`
+    return target
 
 
 def _rows(out: Tensor, y: Tensor, target: Target) -> tuple[Tensor, Tensor, Target]:
     """Outputs and labels, checked, with a row for each label."""
     if target.positions:
         y = labels(y, None, target.outputs(tuple(out.shape[1:])), False, target)
-        out = (out.movedim(1, -1) if target.channels_first else out).flatten(0, -2)
+        out = target.outputs_last(out).flatten(0, -2)
         y = y.flatten(0, -2) if y.is_floating_point() else y.flatten().long()
         if not y.is_floating_point():
             out, y = out[y != IGNORED], y[y != IGNORED]
@@ -154,6 +161,11 @@ def _rows(out: Tensor, y: Tensor, target: Target) -> tuple[Tensor, Tensor, Targe
     if target.numbers:
         return out, labels(y, None, out.shape[1], False, target).to(out.dtype), target
     if out.shape[1] == 1:
+        if y.numel() and not 0 <= y.min() <= y.max() <= 1:
+            raise TpsgdError(
+                "the labels of one yes-or-no output must lie between 0 and 1, and go from "
+                f"{y.min():g} to {y.max():g}: numbers to predict must be real numbers, as y.float()"
+            )
         return out, labels(y, bce, 1, False).to(out.dtype), target
     return out, labels(y, None, out.shape[1]), target
 

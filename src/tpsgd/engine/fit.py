@@ -57,11 +57,11 @@ def fit(
     the number, callbacks run with torch's own, and so does everything afterwards.
 
     Args:
-        model: an `nn.Sequential` or a model of any class, cut into blocks by `tpsgd.split`.
-        data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
-            indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`,
-            any numbers with `mse` (then the record has no accuracy, and the rule must not have a
-            local classifier, as the default has).
+        model: an `nn.Sequential` or a model of any class, cut into blocks as `tpsgd.split` shows.
+        data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`; of several inputs
+            `x` is a tuple or a dict. Labels are class indices; real numbers, (samples,) or
+            (samples, k), which are standardised; classes or numbers of every step or pixel, -100
+            for none; or float rows: several classes with `bce`, soft labels with `cross_entropy`.
             Sequences are (samples, steps, features), tokens (samples, steps) in whole numbers;
             those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list. Bytes
             (uint8) that are no tokens are pixels: they are divided by 255, in `evaluate`,
@@ -73,8 +73,9 @@ def fit(
             suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
             blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
             inputs is asked for; otherwise `sequential`.
-        loss: of the last block: `tpsgd.cross_entropy`, its name or `nn.CrossEntropyLoss()`;
-            `tpsgd.bce`; `tpsgd.mse`. Default: the rule's (`mse` for tpSGD, else `cross_entropy`).
+        loss: of the last block: `tpsgd.cross_entropy`, its name or `nn.CrossEntropyLoss()`; `bce`,
+            `mse`, `l1`, `huber`. Default: of numbers `mse`; of classes the rule's (`mse` for tpSGD,
+            else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`. Default: Adam at 1e-3; but the
             last layer of a recurrent net is solved by `tpsgd.ridge()` under `sequential`, unless it
             cannot be, because Adam needs many more epochs for it (`run.settings["optimizer"]`).

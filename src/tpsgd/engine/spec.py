@@ -197,6 +197,11 @@ def specify(
     if local and layers[0].of_class and check is not None:
         verify(models[0], cuts[0], replace(form, precision=None)(x))
     output = sizes[-1][Place.END]
+    if not output:
+        raise TpsgdError(
+            "the model gives one number for each sample, (batch,), and no dimension for it: leave "
+            "out the squeeze or the index at its end, so that it gives (batch, 1)"
+        )
     target = request.target.at(output, ends_in_maps(models[0]))
     classes = target.outputs(output)
     refuse_comparing(rules, target)

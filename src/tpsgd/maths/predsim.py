@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.common.errors import TpsgdError
 from tpsgd.losses import bce, cross_entropy, minus_labels
 from tpsgd.maths.kernels.memory_format import bands, channels_last, spread
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
@@ -37,15 +36,7 @@ _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def predsim(site: Site, share: float, features: int, convolve: bool = True) -> Objective:
-    """Similar for samples of a class, and readable by a classifier; without `convolve`, z = y.
-
-    Labels that are numbers are refused: they are of no class.
-    """
-    if site.numbers:
-        raise TpsgdError(
-            "predsim compares samples of a class, and the labels are numbers: choose another rule, "
-            "such as readout"
-        )
+    """Similar for samples of a class, and readable by a classifier; without `convolve`, z = y."""
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     local = bce if site.loss is bce else cross_entropy

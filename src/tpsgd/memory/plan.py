@@ -20,7 +20,6 @@ from tpsgd.engine.lengths import with_lengths_for
 from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, name_of
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
-from tpsgd.engine.sources.inputs import inputs as as_inputs
 from tpsgd.engine.sources.inputs import tensor
 from tpsgd.engine.spec import completed
 from tpsgd.memory.budget import within
@@ -32,7 +31,7 @@ from tpsgd.memory.rehearse import (
     rehearse,
     settings_of_backprop,
 )
-from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.cuts.split import layers_of, samples_of
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
@@ -172,8 +171,8 @@ def plan(
 
     Args:
         model: as for `fit`. It is not changed.
-        input_shape: of one sample, or a few samples themselves, a dict of arrays for a model of
-            several inputs.
+        input_shape: of one sample, or a few samples themselves; for a model of several inputs a
+            dict or a tuple of them.
         rule: default: `rules.default()`.
         samples: number of samples, validation included; reused inputs are counted from it, and the
             default batch size follows from it (0: unknown, 128).
@@ -250,8 +249,10 @@ def _inputs(
     if settings.device is not None and not str(settings.device).startswith("cuda"):
         resolve_device(settings.device)
     target = CLASSES if y is None else Target.of(tensor(y, "y"), settings.loss)
-    if isinstance(shape, (Tensor, np.ndarray, Mapping, ModelInputs)):
-        return Inputs.of(as_inputs(shape), samples, target)
+    arrays = Tensor, np.ndarray, Mapping, ModelInputs
+    several = isinstance(shape, tuple) and any(isinstance(n, (tuple, *arrays)) for n in shape)
+    if several or isinstance(shape, arrays):
+        return Inputs.of(samples_of(model, shape), samples, target)
     if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
         text = shorten(repr(shape), 40)
         raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")

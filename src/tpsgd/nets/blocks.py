@@ -26,7 +26,7 @@ from tpsgd.maths.kernels.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.cuts.balance import Footprint
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
-from tpsgd.nets.model_inputs import ModelInputs
+from tpsgd.nets.model_inputs import data_of
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded, SequenceLayer, through
 from tpsgd.nets.recurrent import flat_modules
@@ -233,8 +233,9 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         except Exception as error:  # whatever a custom module may raise
             raise misfit(who, block.modules, x, error) from error
         for y in outputs.values():
-            if not isinstance(y, (Tensor, Padded)) and not _has_tensor(y):
-                raise TpsgdError(f"{who} must give one tensor, but gives a {_named(y)}")
+            value = data_of(y)
+            if not isinstance(value, (Tensor, Padded)):
+                raise TpsgdError(f"{who} must give one tensor, but gives a {type(value).__name__}")
             if y.shape[:1] != x.shape[:1]:
                 raise TpsgdError(
                     f"{who} turns {len(x)} samples, {tuple(x.shape)}, into {tuple(y.shape)}: "
@@ -243,14 +244,6 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return sizes
-
-
-def _has_tensor(y: Any) -> bool:
-    return isinstance(y, ModelInputs) and isinstance(y.data, Tensor)
-
-
-def _named(y: Any) -> str:
-    return type(y.data if isinstance(y, ModelInputs) else y).__name__
 
 
 def misfit(who: str, modules: list[nn.Module], x: Any, error: Exception) -> TpsgdError:

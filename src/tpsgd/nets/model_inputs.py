@@ -36,7 +36,7 @@ class ModelInputs:
         self.tensors, self.activation, self.context = dict(tensors), activation, context
 
     @classmethod
-    def of(cls, values: Mapping[str, Any] | Sequence[Any]) -> "ModelInputs":
+    def of(cls, values: Mapping[Any, Any] | Sequence[Any]) -> "ModelInputs":
         """From tensors by name, or in the order of the model's arguments, of as many samples."""
         named = isinstance(values, Mapping)
         pairs: Any = values.items() if named else enumerate(values)
@@ -150,7 +150,7 @@ def data_of(x: Any) -> Any:
 
 
 def answer(output: Any) -> Any:
-    """The tensor among the outputs of a model: its logits, or the first of a tuple.
+    """The tensor among the outputs of a model: its logits, or the first of a tuple or a dict.
 
     Examples:
         >>> answer({"out": torch.ones(2), "aux": torch.zeros(2)})
@@ -162,7 +162,9 @@ def answer(output: Any) -> Any:
         values = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
         if isinstance(value := values.get(name), Tensor):
             return value
-    first = next(iter(output), None) if isinstance(output, (tuple, list)) else None
+    several = list(output.values()) if isinstance(output, Mapping) else output
+    several = several if isinstance(several, (tuple, list)) else ()
+    first = next((value for value in several if value is not None), None)
     return first if isinstance(first, Tensor) else output
 
 

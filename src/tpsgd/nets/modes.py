@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -15,6 +16,23 @@ def modes_restored(*modules: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Give every submodule its mode, its other attributes and its buffers back at the end."""
+    attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    values = [(b, b.clone()) for b in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, own, buffers in attributes:
+            for contents, before in ((vars(module), own), (module._buffers, buffers)):
+                contents.clear()
+                contents.update(before)
+        with torch.no_grad():
+            for buffer, before in values:
+                buffer.copy_(before)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from tpsgd.features.target_scaling import Outputs
 from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting
 from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule
@@ -103,6 +104,20 @@ class OnlineNet:
         finally:
             self.state, self.random = state, random
 
+    def resume(self, state: State | None) -> None:
+        """Go on with the state of earlier learners."""
+        self.learners, self.state = [], state
+        if state is not None and "target" in state:
+            target = state["target"]
+            self.target = Target(**(target | {"shape": tuple(target["shape"])}))
+
+    def dim_of_classes(self, out: Tensor) -> int:
+        """The dimension of an output that has the classes, or the numbers, of a position."""
+        first = ends_in_maps(self.model)
+        if self.target.shape and out.dim() > 2:
+            first = self.target.at(tuple(out.shape[1:]), first).channels_first
+        return 1 if first or out.dim() == 2 else out.dim() - 1
+
     def current_state(self) -> State | None:
         """What goes on from batch to batch besides the weights; tensors are not copied."""
         if not self.learners:
@@ -147,9 +162,6 @@ class OnlineNet:
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
         """Learners that have not started."""
         ragged = isinstance(x, Padded)
-        if self.state is not None and "target" in self.state:
-            target = self.state["target"]
-            self.target = Target(**(target | {"shape": tuple(target["shape"])}))
         asked = request([self.model], None, self.rule, self.settings, x[:2], self.target)
         self.spec = specify(asked, x[:2], ragged, device, check_values)
         _check_solvers(self.spec)

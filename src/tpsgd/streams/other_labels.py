@@ -73,20 +73,15 @@ def gives_units(model: nn.Module, x: Any, rows: Tensor, target: Target) -> bool:
 
     So a model that was trained before goes on, and one with random weights begins at the mean.
     """
-    out = with_outputs_last(all_outputs(model, x, len(x)), target).to(rows)
+    out = target.outputs_last(all_outputs(model, x, len(x))).to(rows)
     errors = (out.reshape(rows.shape) - rows).square().mean(0)
     least = torch.maximum(rows.var(0, correction=0), rows.square().mean(0) / 2)
     return bool((errors < least).all())
 
 
-def with_outputs_last(out: Tensor, target: Target) -> Tensor:
-    """The outputs of a model with classes, or numbers, in the last dimension."""
-    return out.movedim(1, -1) if target.channels_first else out
-
-
 def mistakes(out: Tensor, y: Tensor, target: Target) -> Tensor:
     """The mean absolute error of each sample's numbers; the share of its labels that are wrong."""
-    out, y = with_outputs_last(out, target), target.canonical(y).to(out.device)
+    out, y = target.outputs_last(out), target.canonical(y).to(out.device)
     if target.numbers:
         return (out - y).abs().flatten(1).mean(1)
     labelled = (y != IGNORED).flatten(1)

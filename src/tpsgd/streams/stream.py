@@ -213,7 +213,7 @@ class Stream:
         With labels of every step or pixel, lists of them.
         """
         out = self.outputs(x, batch_size=batch_size)
-        last = 1 if out.dim() == 2 or ends_in_maps(self.model) else out.dim() - 1
+        last = self._nets[0].dim_of_classes(out)
         if self._numbers:
             return out.squeeze(last).tolist()
         best = out.argmax(last).tolist()
@@ -263,7 +263,7 @@ class Stream:
         if self.rehearsal is not None:
             self.rehearsal.load_state_dict(state["rehearsal"])
         for net, of_net in zip(self._nets, state["nets"], strict=True):
-            net.learners, net.state = [], deepcopy(of_net)
+            net.resume(deepcopy(of_net))
         self._target = None
         if self._numbers and self._settings.loss is None:
             self._choose_mse()
@@ -409,7 +409,7 @@ class Stream:
     def _go_back(self, number: int) -> None:
         states = self._last_good.restore(number, self._tensors())
         for net, state in zip(self._nets, states, strict=True):
-            net.learners, net.state = [], state
+            net.resume(state)
 
     def _watch(self, detector: DriftDetector, x: Any, labels: Tensor) -> None:
         """Tell the detector which samples of a batch the model, before it learns, gets wrong."""

@@ -84,3 +84,23 @@ def test_restarts_with_labels_of_positions_are_solved_one_by_one():
         for stacked in (False, True)
     )
     assert each == pytest.approx(together) and min(each) > 0.3
+
+
+def test_a_batch_without_any_label_adds_no_equation():
+    y = with_gaps(STEPS[..., 0])
+    y[7:14] = -100  # a whole batch
+    model = nn.Sequential(nn.Linear(6, 3)).double()
+    tpsgd.fit(model, (STEPS, y), optimizer=ridge(0.0), batch_size=7)
+    W = least_squares(STEPS, y)
+    torch.testing.assert_close(model[0].weight.T, W[:-1], rtol=1e-6, atol=1e-7)
+    with pytest.raises(TpsgdError, match="no position has a label"):
+        none = torch.utils.data.TensorDataset(STEPS, torch.full_like(y, -100))
+        tpsgd.fit(model, torch.utils.data.DataLoader(none, 7), optimizer=ridge())
+
+
+def test_solving_for_some_positions_is_planned():
+    y, make = with_gaps(STEPS[..., 0]), partial(nn.Sequential, nn.Linear(6, 3))
+    planned = tpsgd.plan(make(), (5, 6), y=y, samples=40, optimizer=ridge(), others=False)
+    assert planned.lines[0].peak > 0
+    run = tpsgd.fit(make(), (STEPS, y), optimizer=ridge(), memory="1MB")
+    assert run.blocks[0].learning == "solved"

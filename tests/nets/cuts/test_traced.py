@@ -564,3 +564,142 @@ def test_a_softmax_at_the_end_is_a_module_after_the_last_layer():
 
     last = split(Net())[-1]
     assert type(last.layer) is nn.Linear and isinstance(last.modules[-1], nn.LogSoftmax)
+
+
+class Three(nn.Module):
+    """Three layers; what `forward` does between them is a test's."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+
+    def rest(self, x):
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+ROWS, NUMBERED = torch.randn(20, 8), torch.arange(20) % 3
+
+
+def test_a_trace_leaves_the_model_as_it_was():
+    class Keeps(Three):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.norm = 0, nn.BatchNorm1d(8).eval()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            self.count += 1
+            self.hidden = self.norm(x)
+            return self.rest(self.hidden)
+
+    model = Keeps()
+    before, modes = state(model), [m.training for m in model.modules()]
+    assert len(split(model, (8,))) == 3
+    tpsgd.fit(model, (ROWS, NUMBERED), epochs=1)
+    assert model.calls == 0 and model.count == 0 and not hasattr(model, "hidden")
+    assert [m.training for m in model.modules()] == modes and state(model).keys() == before.keys()
+
+
+def test_constants_that_forward_makes_go_with_their_block():
+    class Scales(Three):
+        def forward(self, x):
+            return self.rest(x) * torch.tensor([1.0, 2.0, 3.0])
+
+    model = Scales()
+    assert torch.allclose(through(split(model), ROWS), model(ROWS))
+    tpsgd.fit(model, (ROWS, NUMBERED), epochs=1)
+    assert not any("constant" in name for name in vars(model))
+
+
+def test_random_numbers_in_evaluation_mode_are_no_other_function():
+    class Noise(Three):
+        def forward(self, x):
+            return self.rest(F.dropout(x, 0.3) + torch.randn_like(x))
+
+    assert len(tpsgd.fit(Noise(), (ROWS, NUMBERED), epochs=1).blocks) == 3
+
+
+def test_arguments_that_are_not_read_may_be_any():
+    class Options(Three):
+        def forward(self, x=None, *more, **options):
+            return self.rest(x)
+
+    class First(Three):
+        def forward(self, *inputs):
+            return self.rest(inputs[0])
+
+    assert len(split(Options(), (8,))) == len(split(Options())) == 3
+    tpsgd.fit(Options(), (ROWS, NUMBERED), epochs=1)
+    with pytest.raises(TpsgdError, match=r"it reads \*inputs"):
+        split(First())
+
+
+class Two(Three):
+    def forward(self, x, z):
+        return self.rest(x + z)
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (ROWS, "x, 1 input: missing a required argument: 'z'"),
+        ((ROWS, ROWS, ROWS), "x, 3 inputs: too many positional arguments"),
+        ({"x": ROWS, "y": ROWS}, "x, 2 inputs: missing a required argument: 'z'"),
+    ],
+    ids=["one", "three", "another"],
+)
+def test_inputs_that_forward_does_not_take_are_refused(x, said):
+    with pytest.raises(TpsgdError, match=f"Two.forward does not fit {said}; several inputs"):
+        tpsgd.fit(Two(), (x, NUMBERED), epochs=1)
+
+
+def test_held_out_samples_with_too_few_inputs_are_refused():
+    with pytest.raises(TpsgdError, match="it takes several inputs: pass x as a tuple or a dict"):
+        tpsgd.fit(Two(), ((ROWS, ROWS), NUMBERED), epochs=1, validation=(ROWS, NUMBERED))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_modules_are_refused():
+    compiled = [torch.compile(nn.Linear(8, 3)), torch.jit.script(nn.Linear(8, 3))]
+    for module in [*compiled, *map(nn.Sequential, compiled)]:
+        with pytest.raises(TpsgdError, match="is compiled: pass the module as it was before"):
+            split(module)
+
+
+def test_split_points_are_names():
+    with pytest.raises(TpsgdError, match="must be a list of names of modules, got 3"):
+        split(nn.Sequential(nn.Linear(8, 3)), split_points=3)
+
+
+def test_an_output_without_a_dimension_for_numbers_is_refused():
+    class Squeezed(Three):
+        def forward(self, x):
+            return self.rest(x)[:, 0]
+
+    with pytest.raises(TpsgdError, match=r"\(batch,\).*so that it gives \(batch, 1\)"):
+        tpsgd.fit(Squeezed(), (ROWS, ROWS[:, 0]), epochs=1)
+
+
+@pytest.mark.parametrize("name", ["prediction_logits", "logits", "other", "tuple"])
+def test_the_answer_among_several_outputs(name):
+    class Several(Three):
+        def forward(self, x):
+            hidden, out = torch.relu(self.a(x)), self.rest(x)
+            if name == "tuple":
+                return None, out, hidden
+            return {name: out, "hidden": hidden} if name == "other" else {"h": hidden, name: out}
+
+    model = Several()
+    assert split(model, (8,)).outputs[-1] == (3,)
+    tpsgd.fit(model, (ROWS, NUMBERED), epochs=1)
+    assert 0 <= tpsgd.evaluate(model, (ROWS, NUMBERED)) <= 1
+
+
+def test_outputs_inside_of_others_are_refused():
+    class Nested(Three):
+        def forward(self, x):
+            return (self.rest(x), x), x
+
+    with pytest.raises(TpsgdError, match="it does not return a tensor"):
+        tpsgd.fit(Nested(), (ROWS, NUMBERED), epochs=1)

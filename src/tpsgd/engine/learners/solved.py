@@ -15,6 +15,7 @@ from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums, workspace
 from tpsgd.engine.solvers.solvable import unsolvable
+from tpsgd.engine.sources.inputs import NO_LABEL
 from tpsgd.maths.positions import Layout
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
@@ -107,6 +108,8 @@ class RidgeSolver(Solver):
     def end_epoch(self) -> None:
         """Solve for the weight and the bias."""
         assert self.sums is not None and self.equations is not None
+        if not self.sums.count:
+            raise TpsgdError(NO_LABEL)
         learner = self.learner
         self.before_solving(workspace(self.sums))
         try:

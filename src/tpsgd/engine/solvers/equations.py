@@ -80,7 +80,10 @@ class Equations:
         if self.layout is not None:
             rows, labels = rows.flatten(0, -2), self.layout.labels(labels)
             if not labels.is_floating_point():
-                rows, labels = rows[labels != IGNORED], labels[labels != IGNORED].long()
+                labelled = labels != IGNORED
+                if type(labels) is not Tensor:  # in a plan, all positions
+                    labelled = torch.arange(len(labels))
+                rows, labels = rows[labelled], labels[labelled].long()
         y = labels.double() if labels.is_floating_point() else self._one_hot(labels)
         y = 2 * y - 1 if self.signed else y
         if self.codes is None or self.single:

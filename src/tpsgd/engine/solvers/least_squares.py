@@ -73,6 +73,8 @@ class MomentSums:
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add a batch."""
         m = x.shape[-2]
+        if not m:  # none of its positions has a label
+            return
         if self.bias:
             x, y = self._centred(x, y)
         self.count += m

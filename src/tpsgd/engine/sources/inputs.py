@@ -17,6 +17,7 @@ from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.targets import CLASSES, Target, are_probabilities
 
+NO_LABEL = f"no position has a label: all are {IGNORED}"
 LABELS = ("labels", "label", "targets", "target", "y")  # in a batch that is a dict
 PART = 256 * 2**10  # bytes of x that are checked in one call
 FEW_OPERATIONS = (torch.uint16, torch.uint32, torch.uint64)  # types that torch hardly supports
@@ -221,9 +222,8 @@ def _placed(y: Tensor, target: Target) -> Tensor:
 def _of_positions(y: Tensor, classes: int | None, complete: bool) -> Tensor:
     """Class indices of every position; `IGNORED` where there is none."""
     known = y[y != IGNORED]
-    if not known.numel():
-        raise TpsgdError(f"no position has a label: all are {IGNORED}")
-    _indices(known, classes, complete)
+    if known.numel():  # a batch may have none
+        _indices(known, classes, complete)
     return y.view(torch.uint8) if y.dtype is torch.bool else y
 
 

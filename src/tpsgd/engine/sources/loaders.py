@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.sources.batches import ArraySource, BatchForm, SampleBatch, shares
-from tpsgd.engine.sources.inputs import check_values, inputs, labels, pair, tensor
-from tpsgd.losses import Loss
+from tpsgd.engine.sources.inputs import NO_LABEL, check_values, inputs, labels, pair, tensor
+from tpsgd.losses import IGNORED, Loss
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
@@ -73,6 +73,8 @@ def as_source(
         raise TpsgdError(RAGGED_UNCUT)
     check_values(x, form)
     y = checked(y, complete)
+    if target.positions and bool((y == IGNORED).all()):
+        raise TpsgdError(NO_LABEL)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return ArraySource(x, y, form)
@@ -104,7 +106,7 @@ class LoaderSource:
             key = Key(form.seeds[0], block, epoch)
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for count, batch in enumerate(self._arriving(epoch)):
-            x, y = pair(batch)
+            x, y = _pair_of(self.loader, batch)
             x, y = inputs(_writable(x)), self.check(tensor(y, "y"))
             y = y if y.is_floating_point() else y.long()
             check_values(x, form, partial(self._name, count))
@@ -193,9 +195,7 @@ def _length(sized: Any) -> int:
 
 def first_pair(data: Any, loss: Loss | None) -> tuple[Any, Target]:
     """A few samples, to learn shapes from, and what their labels are; a loader is asked once."""
-    if isinstance(data, TensorDataset):
-        data = data.tensors
-    x, y = pair(_first_batch(data, 2))
+    x, y = _first_batch(data, 2)
     x, y, all_of_them = _few(x), tensor(y, "y"), not is_stream(data)
     if y.is_floating_point() and not all_of_them:  # two labels do not tell much
         with torch.random.fork_rng([]):
@@ -212,7 +212,7 @@ def some_pairs(data: Any, count: int) -> tuple[Any, Tensor]:
         return inputs(x), tensor(y, "y")
     loader = data if isinstance(data, DataLoader) else _loader(data, MANY)
     first, batches, seen = None, [], 0
-    for x, y in map(pair, loader):
+    for x, y in map(partial(_pair_of, loader), loader):
         first = inputs(x) if first is None else first
         batches.append(tensor(y, "y"))
         seen += len(batches[-1])
@@ -221,22 +221,30 @@ def some_pairs(data: Any, count: int) -> tuple[Any, Tensor]:
     return first, torch.cat(batches)
 
 
-def _first_batch(data: Any, count: int) -> Any:
-    """Arrays as they are; of a data set or a loader, the first batch."""
+def _first_batch(data: Any, count: int) -> Sequence[Any]:
+    """The x and y of arrays as they are; of a data set or a loader, those of the first batch."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
     if isinstance(data, Dataset):
         data = _loader(data, count)
-    if isinstance(data, DataLoader):
-        data = next(iter(data), None)
-        if data is None:
-            raise TpsgdError("the data is empty: the loader gives no batch")
-    return data
+    if not isinstance(data, DataLoader):
+        return pair(data)
+    batch = next(iter(data), None)
+    if batch is None:
+        raise TpsgdError("the data is empty: the loader gives no batch")
+    return _pair_of(data, batch)
+
+
+def _pair_of(loader: DataLoader, batch: Any) -> Sequence[Any]:
+    """The x and y of a loader's batch; where torch made a list of several inputs, a tuple."""
+    x, y = pair(batch)
+    of_torch = loader.collate_fn in (default_collate, _collate)
+    return tuple(x) if of_torch and isinstance(x, list) else x, y
 
 
 def first_samples(data: Any, count: int = 2) -> Any:
     """The inputs of a few samples, to learn shapes from."""
-    if isinstance(data, TensorDataset):
-        data = data.tensors
-    return _few(pair(_first_batch(data, count))[0], count)
+    return _few(_first_batch(data, count)[0], count)
 
 
 def _few(x: Any, count: int = 2) -> Any:

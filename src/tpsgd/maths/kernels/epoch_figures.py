@@ -113,22 +113,25 @@ class Figures:
 
     def _add_restarts(self, batch: StoredBatch) -> None:
         loss, logits, labels = batch
-        positions = bool(self.target.positions)
         if loss is NOT_COMPUTED:
             assert self.of_logits is not None and logits is not None
-            mean = self.of_logits.mean if positions else self.of_logits.value
+            mean = self.of_logits.mean if self.target.positions else self.of_logits.value
             loss = torch.vmap(mean)(logits, labels)
-        if positions:
-            count = labelled(labels, 1)
-            self.loss.add_(loss * count)
-            self.counted.add_(count)
-        else:
-            self.loss.add_(loss, alpha=labels.shape[1])
+        self._add_loss(loss, labels, 1)
         if logits is not None and self.moments is not None:
             self.moments.add_(moments_of(logits, labels))
         elif logits is not None:
             self.classifies = self._of_classes(labels)
             self.correct.add_(hits(logits, labels, self.multi_label))
+
+    def _add_loss(self, mean: Tensor, labels: Tensor, dim: int) -> None:
+        """Add the mean loss of some samples, which are in this dimension of the labels."""
+        if self.target.positions:
+            count = labelled(labels, dim)
+            self.loss.add_(mean * count)
+            self.counted.add_(count)
+        else:
+            self.loss.add_(mean, alpha=labels.shape[dim])
 
     def _of_classes(self, labels: Tensor) -> bool:
         """Whether labels are of classes, so that there is an accuracy."""
@@ -143,12 +146,8 @@ class Figures:
         """Add a batch's loss; whether its logits are to be stored, for which there is memory."""
         loss, logits, labels = batch
         self.loss_is_later = loss is NOT_COMPUTED
-        if loss is not NOT_COMPUTED and self.target.positions:
-            count = labelled(labels)
-            self.loss.add_(loss * count)
-            self.counted.add_(count)
-        elif loss is not NOT_COMPUTED:
-            self.loss.add_(loss, alpha=len(labels))
+        if loss is not NOT_COMPUTED:
+            self._add_loss(loss, labels, 0)
         if logits is None:
             return False
         self.classifies = self._of_classes(labels)

@@ -1,8 +1,10 @@
 """The modules of a model in the order in which data meets them, and blocks of one layer each."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -38,13 +40,18 @@ def leaves_of_model(model: nn.Module, inputs: Sequence[str | int] = ()) -> Leave
     """The modules of a model of any class, for the inputs that it gets."""
     if not isinstance(model, nn.Module):
         raise TpsgdError(f"a model is an nn.Module, got a {type(model).__name__}")
-    if is_chain(model):
+    _refuse_kind(model)
+    chain = is_chain(model)
+    if hooked(model) and (isinstance(model, nn.Sequential) or not chain):
+        raise TpsgdError(
+            "the model has hooks, which blocks that learn one by one would not run: put them on "
+            "its layers, or train it whole with tpsgd.fit_backprop"
+        )
+    if chain:
         return list(_opened(list(leaves_of(model))))
     name = type(model).__name__
-    if type(model).forward is nn.Module.forward:  # nn.ModuleList
-        raise TpsgdError(f"{name} has no forward method: pass nn.Sequential of its modules")
-    if hooked(model):
-        raise _hooked_model()
+    if inputs:
+        _refuse_inputs(model, inputs)
     for path, module in model.named_modules():
         _refuse(path or name, module)
     try:
@@ -60,32 +67,40 @@ def leaves_of_model(model: nn.Module, inputs: Sequence[str | int] = ()) -> Leave
     return [(path, module) for path, module in leaves if not isinstance(module, nn.Identity)]
 
 
-def leaves_of(
-    module: nn.Module, name: str = "", top: bool = True
-) -> Iterator[tuple[str, nn.Module]]:
+def leaves_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested `nn.Sequential`s by name, in the order in which data meets them."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        if hooked(module) and top:
-            raise _hooked_model()
         if hooked(module):
             yield name, module
             return
         for child_name, child in module._modules.items():  # a module used twice comes twice
             if child is not None:
-                yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
-    elif type(module).forward is nn.Module.forward:  # nn.ModuleList
-        raise TpsgdError(
-            f"{type(module).__name__} has no forward method: pass nn.Sequential of its modules"
-        )
-    elif not isinstance(module, nn.Identity):
+                yield from leaves_of(child, f"{name}.{child_name}" if name else child_name)
+        return
+    _refuse_kind(module)
+    if not isinstance(module, nn.Identity):
         yield name or type(module).__name__, module
 
 
-def _hooked_model() -> TpsgdError:
-    return TpsgdError(
-        "the model has hooks, which blocks that learn one by one would not run: put them on its "
-        "layers, or train it whole with tpsgd.fit_backprop"
-    )
+def _refuse_kind(module: nn.Module) -> None:
+    """Refuse a module that has no `forward` of its own."""
+    name = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        raise TpsgdError(f"{name} is compiled: pass the module as it was before")
+    if type(module).forward is nn.Module.forward:  # nn.ModuleList
+        raise TpsgdError(f"{name} has no forward method: pass nn.Sequential of its modules")
+
+
+def _refuse_inputs(model: nn.Module, inputs: Sequence[str | int]) -> None:
+    """Refuse inputs that `forward` does not take, or too few of them."""
+    by_name = {name: None for name in inputs if isinstance(name, str)}
+    try:
+        inspect.signature(model.forward).bind(*(i for i in inputs if i not in by_name), **by_name)
+    except TypeError as error:
+        raise TpsgdError(
+            f"{type(model).__name__}.forward does not fit x, {len(inputs)} "
+            f"input{'s' * (len(inputs) > 1)}: {error}; several inputs are a tuple or a dict"
+        ) from None
 
 
 def _opened(leaves: Leaves) -> Iterator[tuple[str, nn.Module]]:

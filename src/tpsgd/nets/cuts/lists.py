@@ -5,8 +5,7 @@ runs it up to the list, and notes what every layer gets besides the activation (
 the last part runs it again with the activation in place of the last layer's output.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,13 +44,13 @@ class LayerList:
     def __init__(self, model: nn.Module, path: str, around: Sequence[nn.Module]) -> None:
         self.model, self.list = model, model.get_submodule(path)
         self.around = list(around)  # the modules that the list is in
+        self.before: nn.Module = nn.ModuleList()  # those that are called before the list
         self.layers = list(self.list)  # type: ignore[arg-type]
         self.more: int | None = None  # values that a layer returns besides the activation
         self.called = False  # whether a layer has shown that
 
-    @contextmanager
-    def replaced(self, functions: Sequence[Callable[..., Any]], training: bool) -> Iterator[None]:
-        """Let the model's code call these functions in place of the layers, in a mode."""
+    def call(self, x: ModelInputs, functions: Sequence[Callable[..., Any]], training: bool) -> Any:
+        """What the model returns with these functions in place of its layers, in a mode."""
         modules = self.list._modules
         pairs = zip(modules, self.layers, functions, strict=True)
         stand_ins = {name: StandIn(layer, function) for name, layer, function in pairs}
@@ -60,7 +59,7 @@ class LayerList:
         for module in self.around:
             module.training = training
         try:
-            yield
+            return x.call(self.model)
         finally:
             modules.update(before)
             for module, mode in zip(self.around, modes, strict=True):
@@ -75,15 +74,13 @@ class LayerList:
         self.more, self.called = len(output) - 1 if isinstance(output, tuple) else None, True
         return output[0] if isinstance(output, tuple) else output
 
-    def call(self, x: ModelInputs, functions: Sequence[Callable[..., Any]], training: bool) -> Any:
-        """What the model returns with these functions in place of its layers."""
-        with self.replaced(functions, training):
-            return x.call(self.model)
-
     def contexts(self, x: ModelInputs, training: bool) -> tuple[Tensor, list[tuple[Any, Any]]]:
         """What the first layer reads, and what each layer gets besides it."""
         contexts: list[tuple[Any, Any]] = []
         first: list[Tensor] = []
+
+        def without_graph(value: Any) -> Any:
+            return value.detach() if isinstance(value, Tensor) else value
 
         def stand_in(activation: Tensor, *args: Any, **kwargs: Any) -> Any:
             if not contexts:
@@ -91,7 +88,7 @@ class LayerList:
             if not self.called:
                 with torch.no_grad():
                     self.activation(self.layers[0](activation, *args, **kwargs))
-            contexts.append(map_aggregate((args, kwargs), _without_graph))  # type: ignore[arg-type]
+            contexts.append(map_aggregate((args, kwargs), without_graph))  # type: ignore[arg-type]
             if len(contexts) == len(self.layers):
                 raise Reached
             return self.returned(activation)
@@ -104,10 +101,6 @@ class LayerList:
             f"{type(self.model).__name__} does not call each of the {len(self.layers)} layers in "
             "its list once and in order, so it cannot be cut along them"
         )
-
-
-def _without_graph(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 class _Part(nn.Module):
@@ -129,6 +122,7 @@ class BeforeList(_Part):
 
     def __init__(self, shared: LayerList, parts: Sequence[nn.Module]) -> None:
         super().__init__(shared, parts)
+        shared.before = self.parts
         for i, module in enumerate(shared.around):
             for name, p in module.named_parameters(recurse=False):
                 self.register_parameter(f"{name}_{i}", p)
@@ -142,16 +136,13 @@ class BeforeList(_Part):
 class ListLayer(_Part):
     """A layer of the list."""
 
-    before: BeforeList
-
-    def __init__(self, shared: LayerList, number: int, before: BeforeList) -> None:
+    def __init__(self, shared: LayerList, number: int) -> None:
         super().__init__(shared, [shared.layers[number]])
         self.number, self.block_title = number, type(shared.layers[number]).__name__
-        vars(self)["before"] = before
 
     def forward(self, x: ModelInputs) -> ModelInputs:
         if x.context is None:  # the activation was kept, or has come from elsewhere
-            with torch.no_grad(), evaluating(self.before.parts):
+            with torch.no_grad(), evaluating(self.shared.before):
                 x.context = self.shared.contexts(ModelInputs(x.tensors), self.training)[1]
         args, kwargs = x.context[self.number]
         output = self.shared.layers[self.number](x.data, *args, **kwargs)
@@ -161,13 +152,9 @@ class ListLayer(_Part):
 class AfterList(_Part):
     """The model from its list of layers on: a norm and a classifier, mostly."""
 
-    before: BeforeList
-
-    def __init__(self, shared: LayerList, parts: Sequence[nn.Module], before: BeforeList) -> None:
+    def __init__(self, shared: LayerList, parts: Sequence[nn.Module]) -> None:
         super().__init__(shared, parts)
-        kinds = [type(m).__name__ for m in parts]
-        self.block_title = " + ".join(kinds) or "output"
-        vars(self)["before"] = before
+        self.block_title = " + ".join(type(m).__name__ for m in parts) or "output"
 
     def forward(self, x: ModelInputs) -> ModelInputs:
         learning, shared = torch.is_grad_enabled(), self.shared
@@ -179,7 +166,7 @@ class AfterList(_Part):
             torch.set_grad_enabled(learning)
             return shared.returned(x.data)
 
-        with torch.no_grad(), evaluating(self.before.parts):  # what is computed again
+        with torch.no_grad(), evaluating(shared.before):  # what is computed again
             functions = [*[passed_on] * (len(shared.layers) - 1), last]
             output = shared.call(x, functions, self.training)
         return x.with_activation(answer(output))
@@ -213,5 +200,5 @@ def leaves(model: nn.Module) -> Leaves:
         module = module.get_submodule(name)
     shared = LayerList(model, path, around)
     first = BeforeList(shared, before)
-    layers = [(f"{path}.{i}", ListLayer(shared, i, first)) for i in range(len(shared.layers))]
-    return [("embeddings", first), *layers, ("output", AfterList(shared, after, first))]
+    layers = [(f"{path}.{i}", ListLayer(shared, i)) for i in range(len(shared.layers))]
+    return [("embeddings", first), *layers, ("output", AfterList(shared, after))]

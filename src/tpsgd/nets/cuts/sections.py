@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional as F
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.model_inputs import ModelInputs
 
 VIEWS = {
@@ -47,9 +48,10 @@ class Section(nn.Module):
     def forward(self, x: Any) -> Any:
         graph = self.learning if self.training or self.evaluating is None else self.evaluating
         if not self.reads_inputs:
-            return graph(x)
-        assert isinstance(x, ModelInputs)
-        return graph(x.data, *(x.get(*names) for names in self.reads))
+            return graph.forward(x)
+        if not isinstance(x, ModelInputs):
+            raise TpsgdError("it takes several inputs: pass x as a tuple or a dict of them")
+        return graph.forward(x.data, *(x.get(*names) for names in self.reads))
 
 
 class Remember(nn.Module):
@@ -179,13 +181,3 @@ def overwritten(nodes: Sequence[fx.Node], incoming: fx.Node | None) -> bool:
             if str(getattr(node.target, "__name__", node.target)) in VIEWS:
                 views.add(node)
     return False
-
-
-def size_of_batch(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    """A node with the number of samples of an activation."""
-    return graph.call_method("size", (x, 0))
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a block may give this to the next one."""
-    return isinstance(value, Tensor)

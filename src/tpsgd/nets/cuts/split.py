@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from tpsgd.nets.blocks import Block, footprints, shapes
 from tpsgd.nets.cuts.balance import Blocks, Footprint, layers_per_block
 from tpsgd.nets.cuts.leaves import blocks_of, is_chain, is_incomplete, is_tap, leaves_of_model
 from tpsgd.nets.model_inputs import Called, ModelInputs, data_of
-from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.modes import attributes_restored, modes_restored
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Place
 
@@ -35,9 +36,6 @@ class Where:
     def chosen(self) -> bool:
         """Whether something else was asked for than a block for each layer."""
         return self.blocks is not None or bool(self.split_points)
-
-
-EVERYWHERE = Where()
 
 
 class Cut(list[Block]):
@@ -108,7 +106,7 @@ def split(
         >>> [str(block) for block in split(model, blocks=1)]
         ['1-3: 2 x Linear']
     """
-    samples = None if shape is None else _samples(model, shape)
+    samples = None if shape is None else samples_of(model, shape)
     layers = layers_of(model, samples, no_split)
     cut = Cut(joined(layers, counts_of(layers, Where(blocks, split_points, no_split), samples)))
     return cut if samples is None else cut.measure(samples)
@@ -116,7 +114,9 @@ def split(
 
 def layers_of(model: nn.Module, samples: Any = None, no_split: Sequence[Any] = ()) -> list[Block]:
     """A model's layers with what is around them: of several layers where none can be cut off."""
-    inputs = list(samples.tensors) if isinstance(samples, ModelInputs) else ()
+    inputs: list[str | int] = [] if samples is None else [0]
+    if isinstance(samples, ModelInputs):
+        inputs = list(samples.tensors)
     of_class = not is_chain(model)
     layers = blocks_of(leaves_of_model(model, inputs), of_class)
     if not layers:
@@ -204,9 +204,8 @@ def _unsplit(model: nn.Module, layers: list[Block], no_split: Sequence[Any]) -> 
 
 
 def _is_called(what: Any, path: str, module: nn.Module) -> bool:
-    if isinstance(what, type):
-        return isinstance(module, what)
-    return what in (path, type(module).__name__)
+    kind = isinstance(what, type) and isinstance(module, what)
+    return kind or what in (path, type(module).__name__)
 
 
 def _has(block: Block, path: str) -> bool:
@@ -215,6 +214,8 @@ def _has(block: Block, path: str) -> bool:
 
 def _at_points(layers: list[Block], points: Sequence[str]) -> list[int]:
     """The numbers of layers of blocks that begin at these modules."""
+    if not isinstance(points, Iterable):
+        raise TpsgdError(f"split_points must be a list of names of modules, got {points!r}")
     starts = {0}
     names = [path for block in layers for path in block.paths]
     for point in [points] if isinstance(points, str) else points:
@@ -238,15 +239,16 @@ def _at_points(layers: list[Block], points: Sequence[str]) -> list[int]:
     return [b - a for a, b in pairwise(ends)]
 
 
-def _samples(model: nn.Module, shape: Any) -> Any:
+def samples_of(model: nn.Module, shape: Any) -> Any:
     """A few samples of a shape, or those that were given."""
+    shape = torch.from_numpy(shape) if isinstance(shape, np.ndarray) else shape
     if isinstance(shape, (Tensor, Padded, ModelInputs)):
         return shape
     if isinstance(shape, Mapping) or (isinstance(shape, tuple) and not _is_shape(shape)):
         values = shape.values() if isinstance(shape, Mapping) else shape
         names = shape if isinstance(shape, Mapping) else range(len(shape))
-        each = (_samples(model, value) for value in values)
-        return ModelInputs(dict(zip(names, each, strict=True)))
+        each = (samples_of(model, value) for value in values)
+        return ModelInputs.of(dict(zip(names, each, strict=True)))
     if not isinstance(shape, (tuple, list)) or not _is_shape(shape):
         raise TpsgdError(f"shape must be one sample's sizes, such as (1, 28, 28), got {shape!r}")
     tokens = len(shape) == 1 and any(isinstance(m, nn.Embedding) for m in model.modules())
@@ -261,14 +263,20 @@ def _is_shape(values: Any) -> bool:
 
 def verify(model: nn.Module, blocks: list[Block], samples: Any) -> None:
     """Refuse blocks that do not compute what the model computes; of a few samples."""
-    with torch.no_grad(), modes_restored(model, *(m for b in blocks for m in b.modules)):
+    modes = modes_restored(*(m for b in blocks for m in b.modules))
+    with torch.no_grad(), attributes_restored(model), modes:
         model.eval()
         x: Any = samples.clone()
-        for block in blocks:
-            block.train(False)
-            x = block(x)
         plain = samples.contiguous() if isinstance(samples, Tensor) else samples
-        expected = Called(model)(plain.clone())
+        devices = [samples.device] if samples.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # the model may draw random numbers
+            torch.manual_seed(0)
+            for block in blocks:
+                block.train(False)
+                x = block(x)
+            Called(model)(plain.clone())  # another call shows what depends on the first
+            torch.manual_seed(0)
+            expected = Called(model)(plain.clone())
     if not torch.allclose(data_of(x).float(), expected.float(), rtol=1e-3, atol=1e-4):
         raise TpsgdError(
             f"the blocks of {type(model).__name__} do not compute what its forward does: name the "

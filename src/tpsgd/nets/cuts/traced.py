@@ -11,11 +11,11 @@ torch's own, and modules with hooks.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from tpsgd.nets.blocks import hooked
 from tpsgd.nets.cuts.sections import (
@@ -24,10 +24,10 @@ from tpsgd.nets.cuts.sections import (
     is_flatten,
     is_size,
     overwritten,
-    size_of_batch,
     twin,
 )
-from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.model_inputs import ANSWERS
+from tpsgd.nets.modes import attributes_restored
 
 Leaves = list[tuple[str, nn.Module]]
 GIVE_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
@@ -50,29 +50,24 @@ class ModuleCall(NamedTuple):
     output: Any
 
 
-@dataclass
 class _Tracer(fx.Tracer):
     """Traces a model; modules whose paths are `opaque` are leaves."""
 
-    opaque: set[str]
-    calls: list[ModuleCall] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, opaque: set[str]) -> None:
         super().__init__()
-
-    __hash__ = object.__hash__
+        self.opaque, self.calls, self.open = opaque, list[ModuleCall](), list[str]()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """torch's modules and this library's, and those that must stay whole."""
         if type(m) is nn.TransformerEncoder and m.layers:
             return module_qualified_name in self.opaque
+        only_calls = type(m).forward is nn.Sequential.forward or any(True for _ in m.children())
         return (
             super().is_leaf_module(m, module_qualified_name)
             or type(m).__module__.startswith("tpsgd.")
             or module_qualified_name in self.opaque
             or hooked(m)
-            or not (any(True for _ in m.children()) or _only_calls(m))
+            or not only_calls
         )
 
     def call_module(
@@ -90,20 +85,12 @@ class _Tracer(fx.Tracer):
                 raise Untraceable("an encoder with a mask")
             forward = _layer_by_layer(m)
         output = super().call_module(m, forward, args, kwargs)
-        argument = args[0].node if _is_single(args, kwargs) else None
+        single = len(args) == 1 and not kwargs and isinstance(args[0], fx.Proxy)
+        argument = args[0].node if single else None
         node = output.node if isinstance(output, fx.Proxy) else None
         self.calls.append(ModuleCall(path, argument, node))
         self.open.pop()
         return output
-
-
-def _only_calls(module: nn.Module) -> bool:
-    """Whether a module without children has nothing of its own either."""
-    return type(module).forward is nn.Sequential.forward
-
-
-def _is_single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 1 and not kwargs and isinstance(args[0], fx.Proxy)
 
 
 def _layer_by_layer(encoder: Any) -> Callable[..., Any]:
@@ -121,6 +108,7 @@ class Trace(NamedTuple):
     nodes: list[fx.Node]
     evaluating: list[fx.Node]
     calls: list[ModuleCall]
+    constants: dict[str, Tensor]  # that `forward` has made, by the names of their nodes
 
 
 def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
@@ -129,11 +117,11 @@ def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
     absent = _absent(model, inputs)
     while True:
         graphs = [_graph(model, mode, opaque, absent) for mode in (True, False)]
-        learning, evaluating = ([*graph.nodes] for graph, _ in graphs)
+        learning, evaluating = ([*graph.nodes] for graph, *_ in graphs)
         pairs = zip(learning, evaluating, strict=False)
         different = next((a for a, b in pairs if (a.op, a.target) != (b.op, b.target)), None)
         if different is None and len(learning) == len(evaluating):
-            return Trace(learning, evaluating, graphs[0][1])
+            return Trace(learning, evaluating, *graphs[0][1:])
         stack = getattr(different, "meta", {}).get("nn_module_stack") or {}
         inner = [path for path, _ in stack.values() if path and path not in opaque]
         if not inner:
@@ -143,11 +131,11 @@ def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
 
 def _graph(
     model: nn.Module, training: bool, opaque: set[str], absent: dict[str, Any]
-) -> tuple[fx.Graph, list[ModuleCall]]:
+) -> tuple[fx.Graph, list[ModuleCall], dict[str, Tensor]]:
     """The graph in a mode. Modules that cannot be traced become opaque, and tracing begins anew."""
     while True:
         tracer = _Tracer(opaque)
-        with modes_restored(model):
+        with attributes_restored(model):  # a forward may keep what it computes
             model.train(training)
             try:
                 graph = tracer.trace(model, concrete_args=dict(absent))
@@ -157,12 +145,17 @@ def _graph(
                     raise Untraceable(f"{reason} ({_line(model, error)})") from error
                 opaque.add(tracer.open[-1])
                 continue
+            constants = {k: v for k, v in vars(model).items() if k.startswith("_tensor_constant")}
         names = inspect.signature(model.forward).parameters
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         for name, node in zip(names, placeholders, strict=False):
             if name in absent:
                 _erase(graph, node)
-        return graph, tracer.calls
+            elif str(node.target).startswith("*"):  # *args and **options, which are empty
+                if node.users:
+                    raise Untraceable(f"it reads {node.target}")
+                graph.erase_node(node)
+        return graph, tracer.calls, constants
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
@@ -184,17 +177,11 @@ def _line(model: nn.Module, error: BaseException) -> str:
 
 def _absent(model: nn.Module, inputs: Sequence[str | int]) -> dict[str, Any]:
     """The arguments of `forward` that the model will not get, with their defaults."""
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    given = {
-        parameters[i].name if isinstance(i, int) else i for i in inputs if _fits(i, parameters)
-    }
-    return {
-        p.name: p.default for p in parameters if p.default is not p.empty and p.name not in given
-    }
-
-
-def _fits(i: str | int, parameters: list[inspect.Parameter]) -> bool:
-    return isinstance(i, str) or i < len(parameters)
+    parameters = inspect.signature(model.forward).parameters
+    names = dict(enumerate(parameters))
+    given = {names.get(i, i) if isinstance(i, int) else i for i in inputs or [0]}
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    return {name: value for name, value in defaults.items() if name not in given}
 
 
 # ---- from the graph to modules -------------------------------------------------------------------
@@ -209,7 +196,7 @@ class _Parts:
     """The parts of a traced model between activations that cross alone."""
 
     def __init__(self, model: nn.Module, traced: Trace) -> None:
-        self.model, self.nodes = model, traced.nodes
+        self.model, self.nodes, self.constants = model, traced.nodes, traced.constants
         self.evaluating = dict(zip(traced.nodes, traced.evaluating, strict=True))
         self.number = {node: i for i, node in enumerate(self.nodes)}
         self.inputs = [node for node in self.nodes if node.op == "placeholder"]
@@ -247,37 +234,27 @@ class _Parts:
     def _is_parameter(self, node: fx.Node) -> bool:
         """Whether a node that depends on no input is, or depends on, a parameter."""
         if node.op == "get_attr":
-            value: Any = self.model
-            for name in str(node.target).split("."):
-                value = getattr(value, name)
-            return isinstance(value, nn.Parameter)
+            return isinstance(self._attribute(str(node.target)), nn.Parameter)
         return node.op == "call_module" or any(map(self._is_parameter, node.all_input_nodes))
+
+    def _attribute(self, path: str) -> Any:
+        """What a node refers to: a module, a parameter or a buffer of the model, or a constant."""
+        value = self.constants.get(path)
+        return attrgetter(path)(self.model) if value is None else value
 
     def is_batch(self, node: Any) -> bool:
         """Whether a node is the number of samples, as read off an input."""
-        if not isinstance(node, fx.Node) or not node.args:
-            return False
-        source = node.args[0]
-        if node.op == "call_method" and node.target == "size":
-            return source in self.inputs and node.args[1:] == (0,)
-        is_item = getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 0
-        if not is_item or not isinstance(source, fx.Node) or not source.args:
-            return False
-        of_shape = source.target is getattr and source.args[1] == "shape"
-        of_size = source.target == "size" and len(source.args) == 1
-        return (of_shape or of_size) and source.args[0] in self.inputs
+        return _is_size_of(node, self.inputs)
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        cuts = [(0, self._only_input()), *self._crossings(), (len(self.nodes) - 1, self.answer)]
+        first = self.inputs[0] if len(self.inputs) == 1 else None
+        cuts = [(0, first), *self._crossings(), (len(self.nodes) - 1, self.answer)]
         cuts = [cut for i, cut in enumerate(cuts) if i == 0 or cut[1] is not cuts[i - 1][1]]
         parts = [self._part(*a, *b) for a, b in pairwise(cuts)]
         parts = self._whole_modules(parts, [crossing for _, crossing in cuts])
         if len(self.inputs) == 1 and any(getattr(m, "reads_inputs", False) for _, m in parts):
             yield "inputs", Remember()
         yield from parts
-
-    def _only_input(self) -> fx.Node | None:
-        return self.inputs[0] if len(self.inputs) == 1 else None
 
     def _crossings(self) -> Iterator[tuple[int, fx.Node]]:
         """Where one tensor alone crosses: after which node, and which."""
@@ -307,7 +284,7 @@ class _Parts:
                 return str(node.target), self.model.get_submodule(str(node.target))
             if module := twin(node, self.evaluating[node]):
                 return self._name(nodes), module
-        if is_flatten(nodes, lambda n: self.is_batch(n) or _is_size_of(n, incoming)):
+        if is_flatten(nodes, lambda n: _is_size_of(n, [*self.inputs, incoming])):
             return self._name(nodes), nn.Flatten()
         return self._section(nodes, incoming, outgoing)
 
@@ -390,20 +367,16 @@ class _Parts:
         if incoming is not None:
             copied = graph.call_method("clone", (x,)) if overwritten(nodes, incoming) else x
             copies[incoming] = copied
+        by_version = {version(node): copy for node, copy in copies.items()}
         for node in nodes:
             if self.is_batch(node):
-                copies[node] = size_of_batch(graph, x)
+                copy = graph.call_method("size", (x, 0))
             else:
-                copies[node] = graph.node_copy(version(node), self._copy_of(copies, version))
+                copy = graph.node_copy(version(node), by_version.__getitem__)
+            copies[node] = by_version[version(node)] = copy
         graph.output(copies[outgoing])
-        module = fx.GraphModule(self.model, graph, "Section")
-        return module.train(self.model.training)
-
-    def _copy_of(
-        self, copies: dict[fx.Node, fx.Node], version: Callable[[fx.Node], fx.Node]
-    ) -> Callable[[fx.Node], fx.Node]:
-        by_version = {version(n): copy for n, copy in copies.items()}
-        return by_version.__getitem__
+        used = (str(n.target) for n in graph.nodes if n.op in ("get_attr", "call_module"))
+        return fx.GraphModule({path: self._attribute(path) for path in used}, graph, "Section")
 
     def _scope(self, nodes: Sequence[fx.Node]) -> str:
         """The path of the innermost module whose `forward` makes all these calls."""
@@ -440,12 +413,12 @@ class _Parts:
 def _first_node(output: Any) -> fx.Node:
     """The tensor among several outputs that is the model's answer."""
     if isinstance(output, dict):
-        chosen = next((output[name] for name in ("logits", "out") if name in output), None)
-        output = [chosen] if chosen is not None else list(output.values())
-    nodes = [value for value in output or () if isinstance(value, fx.Node)]
-    if not nodes:
+        output = [output[name] for name in ANSWERS if name in output] or list(output.values())
+    several = output if isinstance(output, (tuple, list)) else ()
+    first = next((value for value in several if value is not None), None)
+    if not isinstance(first, fx.Node):
         raise Untraceable("it does not return a tensor")
-    return nodes[0]
+    return first
 
 
 def _is_tensor(node: fx.Node, model: nn.Module) -> bool:
@@ -458,16 +431,18 @@ def _is_tensor(node: fx.Node, model: nn.Module) -> bool:
     return not any(isinstance(n.args[1], int) for n in items)
 
 
-def _is_size_of(node: Any, tensor: fx.Node | None) -> bool:
-    """Whether a node is the number of samples of an activation."""
-    if not isinstance(node, fx.Node) or not node.args:
+def _is_size_of(node: Any, tensors: Sequence[fx.Node | None]) -> bool:
+    """Whether a node is the number of samples of one of these tensors."""
+    if not isinstance(node, fx.Node) or node.args[1:] != (0,):
         return False
-    if node.target == "size" and node.args == (tensor, 0):
-        return True
-    shape = node.args[0]
-    is_item = getattr(node.target, "__name__", "") == "getitem" and node.args[1:] == (0,)
-    of_shape = isinstance(shape, fx.Node) and shape.args[:1] == (tensor,) and is_size(shape)
-    return is_item and of_shape
+    source = node.args[0]
+    if node.target == "size":
+        return source in tensors
+    if getattr(node.target, "__name__", "") != "getitem" or not isinstance(source, fx.Node):
+        return False
+    of_shape = source.target is getattr and source.args[1] == "shape"
+    of_size = source.target == "size" and len(source.args) == 1
+    return (of_shape or of_size) and source.args[0] in tensors
 
 
 def _constants(node: fx.Node) -> Any:
