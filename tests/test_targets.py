@@ -270,6 +270,100 @@ def test_micro_batches_count_by_their_labels(rule, form):
     close(*trained, rtol=1e-9, atol=1e-11)
 
 
+class Squeezed(nn.Module):
+    """A number for each step, without a dimension of 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 16, batch_first=True), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.head(self.gru(x)[0]).squeeze(-1)
+
+
+def test_numbers_of_steps_are_standardised_in_a_squeezed_output():
+    x = torch.randn(64, 6, 4)
+    y = 100 + x.sum(-1)
+    model = seeded(Squeezed)
+    run = tpsgd.fit(model, (x, y), lr=0.01, epochs=20)
+    assert run.settings["targets"] == "standardised" and tpsgd.evaluate(model, (x, y)) > 0.8
+
+
+def test_a_squeezed_picture_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 1))
+
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def forward(self, x):
+            return self.net(x).squeeze(1)
+
+    with pytest.raises(TpsgdError, match="end the model without a squeeze"):
+        tpsgd.fit(Flat(), (torch.randn(8, 1, 6, 6), torch.rand(8, 6, 6) * 5), epochs=1)
+
+
+class Turned(nn.Module):
+    """As many classes as steps, with the classes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 16, batch_first=True), nn.Linear(16, 6)
+
+    def forward(self, x):
+        return self.head(self.gru(x)[0]).mT
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_square_output_is_said_to_be_ambiguous():
+    data = torch.randn(16, 6, 4), torch.arange(96).view(16, 6) % 6
+    with pytest.warns(UserWarning, match=r"\(batch, 6, 6\) are taken as \(steps, classes\)"):
+        tpsgd.fit(Turned(), data, epochs=1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_one_block_is_said_to_be_backprop():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layer = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.layer(self.words(x).relu()).relu()
+            return nn.functional.linear(x, self.words.weight)
+
+    data = torch.randn(16, 4), torch.arange(16) % 8
+    with pytest.warns(UserWarning, match="Tied is one block, so that it learns by backprop"):
+        tpsgd.fit(Tied(), data, epochs=1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_numbers_far_from_zero_that_hardly_differ_are_warned_of():
+    x = torch.randn(32, 4, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="which float32 can hardly show"):
+        tpsgd.fit(nn.Sequential(nn.Linear(4, 1)), (x.float(), 1e9 + x[:, 0]), epochs=1)
+
+
+def test_a_column_of_shares_is_numbers():
+    x = torch.rand(32, 4)
+    run = tpsgd.fit(nn.Sequential(nn.Linear(4, 1)), (x, x[:, :1] * 0.9), epochs=1)
+    assert run.settings["loss"] == "mse" and run.history[-1].r2 is not None
+
+
+def test_numbers_of_0_and_1_have_an_r2():
+    x = torch.rand(64, 4)
+    y, model = (x[:, 0] > 0.5).float(), nn.Sequential(nn.Linear(4, 1))
+    run = tpsgd.fit(model, (x, y), loss="mse", epochs=40, lr=0.02)
+    assert tpsgd.evaluate(model, (x, y), loss="r2") == pytest.approx(run.history[-1].r2, abs=0.05)
+
+
+def test_what_a_picture_has_where_no_class_is():
+    y = torch.full((8, 6, 6), 255)
+    with pytest.raises(TpsgdError, match="have -100 in place of 255"):
+        tpsgd.fit(nn.Sequential(nn.Conv2d(1, 2, 1)), (torch.randn(8, 1, 6, 6), y), epochs=1)
+
+
 # ---- figures -------------------------------------------------------------------------------------
 
 

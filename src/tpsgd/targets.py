@@ -57,7 +57,8 @@ class Target:
         ):
             numbers = False
         elif loss is None:  # yes and no, or probabilities that do not add up: say which loss
-            inside = (y == 0) | (y == 1) if y.dim() == 1 else (y >= 0) & (y <= 1)
+            one = y.dim() == 1 or shape == (1,)
+            inside = (y == 0) | (y == 1) if one else (y >= 0) & (y <= 1)
             numbers = not bool(inside.all())
         else:
             numbers = True
@@ -74,6 +75,10 @@ class Target:
             if alone or (self.rows and self.shape == output):
                 return replace(self, positions=positions, channels_first=channels_first)
         raise TpsgdError(_misfit(self, output, maps))
+
+    def is_ambiguous(self, output: tuple[int, ...]) -> bool:
+        """Whether outputs may be (steps, classes) or (classes, steps), for all that sizes tell."""
+        return not self.rows and self.shape == output[1:] == output[:-1]
 
     def outputs(self, output: tuple[int, ...]) -> int:
         """The number of classes, or of numbers, in one sample's output at a position."""
@@ -130,6 +135,11 @@ def _misfit(target: Target, output: tuple[int, ...], maps: bool) -> str:
         return (
             "the last block must give one number per class, shape (batch, classes), but gives "
             f"{gives}; end the model with pooling or nn.Flatten() and an nn.Linear"
+        )
+    if target.shape == output:
+        return (
+            f"y has shape (samples, {', '.join(map(str, output))}), as the model's outputs: leave "
+            "out the squeeze, or the index, at its end, which takes the outputs of a position away"
         )
     k, positions = (output[0], output[1:]) if maps else (output[-1], output[:-1])
     expected = output if target.rows and k > 1 else positions  # several numbers, or a label
@@ -189,6 +199,6 @@ def grid_of(shape: tuple[int, ...], maps: bool, target: Target, block: str) -> t
             return rows, grid[0] // rows
     sizes = (" x ".join(map(str, each)) for each in (grid, target.positions))
     raise TpsgdError(
-        "{} gives {} positions, and there are labels for {}: they cannot be brought together; join "
-        "the block with the next one".format(block, *sizes)
+        "{} gives {} positions, and there are labels for {}: they cannot be brought together: join "
+        "the block with the next one, or end the model without a squeeze".format(block, *sizes)
     )

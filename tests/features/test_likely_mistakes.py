@@ -14,6 +14,7 @@ from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.sources.batches import ArraySource, BatchForm
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.features.likely_mistakes import hint_for
+from tpsgd.targets import CLASSES
 from tpsgd.train import Epoch
 
 X, Y = points(n=120)
@@ -58,7 +59,7 @@ def record(losses, learning="closed form"):
 @pytest.mark.parametrize("case", CASES)
 def test_a_last_block_that_has_learned_nothing_gets_a_hint(case):
     losses, loss, y, x, expected = CASES[case]
-    spec = SimpleNamespace(loss=loss, classes=y.shape[1] if y.dim() > 1 else 3)
+    spec = SimpleNamespace(loss=loss, classes=y.shape[1] if y.dim() > 1 else 3, target=CLASSES)
     hint = hint_for(record(losses), ArraySource(x, y, FORM), spec)
     assert re.search(expected, hint) if expected else hint == ""
     assert not hint_for(record(losses, "solved"), ArraySource(x, y, FORM), spec)
@@ -78,7 +79,7 @@ def test_a_last_block_that_has_learned_nothing_gets_a_hint(case):
 )
 def test_the_labels_of_a_loader_are_unknown(losses, loss, expected):
     loader = LoaderSource(DataLoader(TensorDataset(X, Y)), FORM, lambda y: y)
-    hint = hint_for(record(losses), loader, SimpleNamespace(loss=loss, classes=3))
+    hint = hint_for(record(losses), loader, SimpleNamespace(loss=loss, classes=3, target=CLASSES))
     assert re.search(expected, hint) if expected else hint == ""
 
 

@@ -46,7 +46,8 @@ def evaluate(
         data: as for `fit`.
         batch_size: samples per forward pass.
         multi_label: whether float rows are yes-or-no labels of several classes.
-        loss: return the mean of this loss instead, as `fit` takes it.
+        loss: return the mean of this loss instead, as `fit` takes it; or "r2": R², also of numbers
+            that look like classes, because all of them are 0 or 1.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -56,6 +57,8 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]])), loss="mse")
         0.25
     """
+    if loss == "r2":
+        return evaluate_numbers(model, data, batch_size)
     chosen, sums = losses.resolve(loss), Scores(cut_of(model))
     for out, y, target in answers(model, data, batch_size, chosen):
         if chosen is not None:
@@ -192,7 +195,8 @@ def output(model: nn.Module, x: Any) -> Tensor:
     try:
         out = model(x)
     except Exception as error:  # whatever a custom module may raise
-        raise misfit(type(model).__name__, [model], x, error) from error
+        name = getattr(model, "block_title", type(model).__name__)
+        raise misfit(name, [model], x, error) from error
     if not isinstance(out, Tensor) or out.dim() < 2:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")

@@ -29,8 +29,9 @@ Order = Callable[[Net], None]
 ProgressFunction = Callable[[int, int], None]  # called with what is done and the total
 LOW = "low"  # in place of a memory budget: as little memory as is reasonable
 FAST = "fast"  # in place of a memory budget: whatever keeping inputs takes
-RENAMED = {  # names of before 0.2, for one version
+RENAMED = {  # names of before 0.2, for one version, and of other libraries
     "schedule": "it is order= now, as order=tpsgd.simultaneous",
+    "learning_rate": "it is lr=",
     "checkpoint": "checkpoint must be a folder or tpsgd.Checkpoint; activation checkpointing is "
     "fit_backprop(segments=...)",
 }

@@ -94,6 +94,7 @@ class Explained(Extension):
     def around(self, net: Net) -> AbstractContextManager[None]:
         likely_mistakes.refuse_broken_weights(net.models)
         likely_mistakes.warn_of_link(net.spec)
+        likely_mistakes.warn_of_cut(net.spec, net.models[0])
         likely_mistakes.warn_of_bytes(net.source)
         return super().around(net)
 

@@ -17,6 +17,7 @@ from tpsgd.engine.sources.batches import ArraySource, stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.spec import RunSpec
 from tpsgd.losses import IGNORED, Loss, bce, cross_entropy, mse
+from tpsgd.nets.cuts.split import AUTO
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Place
@@ -28,6 +29,7 @@ PREVENTED: dict[Loss, tuple[str, tuple[type[nn.Module], ...]]] = {
     bce: ("applies a sigmoid itself", (nn.Softmax, nn.LogSoftmax, nn.Sigmoid)),
     mse: ("compares the output with 0 and 1", (nn.LogSoftmax,)),
 }
+BOUNDED = nn.Sigmoid, nn.Tanh, nn.Softmax
 SMALL_INPUT = 0.01  # standard deviation of x below which a net hardly sees its inputs
 INPUTS = 1000  # samples that are looked at
 SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid: bce}
@@ -63,6 +65,29 @@ def warn_of_link(spec: RunSpec) -> None:
         warnings.warn(text, stacklevel=6)
 
 
+def warn_of_cut(spec: RunSpec, model: nn.Module) -> None:
+    """Warn if nothing can be cut, or if sizes do not tell steps from classes."""
+    (*_, sizes), block = spec.sizes, spec.blocks[-1]
+    matrices = [p for p in block.named_parameters().values() if p.dim() > 1]
+    asked = spec.settings.blocks not in (None, AUTO) or spec.settings.split_points
+    if block.of_class and spec.rules and len(spec.blocks) == 1 < len(matrices) and not asked:
+        warnings.warn(
+            f"{type(model).__name__} is one block, so that it learns by backprop: more than one "
+            "activation crosses wherever it might be cut, or it shares weights, or its layers are "
+            "in no list (print(tpsgd.split(model, shape)) shows it)",
+            stacklevel=6,
+        )
+    output, positions = sizes[Place.END], spec.target.positions
+    ends_in_layer = isinstance(block.modules[-1], (nn.Linear, nn.Conv1d, nn.Conv2d))
+    if positions and not ends_in_layer and spec.target.is_ambiguous(output):
+        order = "(classes, steps)" if spec.target.channels_first else "(steps, classes)"
+        warnings.warn(
+            f"outputs of shape (batch, {output[0]}, {output[-1]}) are taken as {order}: they may "
+            "be the other way round; end the model with the layer itself to settle it",
+            stacklevel=6,
+        )
+
+
 def warn_of_bytes(source: Source) -> None:
     """Warn of bytes that are no pixels: 0 and 1, which would be divided by 255."""
     samples = stored_samples(source)
@@ -92,6 +117,8 @@ def hint_for(run: Run, samples: ArraySource | LoaderSource, spec: RunSpec) -> st
     if guessed < 1e-6 * of_zeros or not (diverged or (len(losses) > 1 and last > 0.98 * guessed)):
         return ""
     longer = "train longer (more epochs, or a smaller batch_size) or raise the learning rate"
+    if spec.target.numbers and (end := type(last_module(spec.blocks[-1].modules[-1]))) in BOUNDED:
+        longer = f"the model ends in nn.{end.__name__}: leave it out, or scale the labels to it"
     cause = _unscaled(samples) or (lower if diverged else longer)
     level = "far above" if diverged else "no better than"
     guessing = f"{level} the loss of guessing, {guessed:.3g}"

@@ -6,6 +6,7 @@ it, and training that goes on takes them out again first. A model whose outputs 
 last layer in this way, because a sigmoid comes after it for example, learns the labels as they are.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from tpsgd.train import Net
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 LABELS = 2048  # of a loader, for their mean and deviation
 FEW = 256  # samples that tell whether a model gives the units of the labels already
+RESOLVED = 2.0**-18  # of a number: 32 steps of float32
 NOTED = "standardised"  # in the record of a run
 
 
@@ -94,9 +96,12 @@ class StandardisedTargets(Extension):
             y = nets[0].canonical(labels)
         except TpsgdError:  # which labels of such a shape are later
             return request
-        if y.shape[-1] != len(nets[0].layer.weight) or not torch.isfinite(y).all():
+        outputs = len(nets[0].layer.weight)
+        if outputs not in (1, y.shape[-1]) or not torch.isfinite(y).all():
             return request
-        self.scaling = TargetScaling.of(y, shifts=nets[0].layer.bias is not None)
+        rows = y.reshape(-1, outputs)  # of a model that leaves out a dimension of 1, all steps
+        self.scaling = TargetScaling.of(rows, shifts=nets[0].layer.bias is not None)
+        _warn_of_offset(self.scaling)
         self.layers = [net.layer for net in nets]
         self.trained = [net.fits(x, y, self.scaling) for net in nets]
         return replace(request, scaling=self.scaling)
@@ -154,6 +159,17 @@ class StandardisedTargets(Extension):
             if target.positions:
                 run.settings["positions"] = "last" if target.channels_first else "first"
         return runs
+
+
+def _warn_of_offset(scaling: TargetScaling) -> None:
+    """Warn of labels that differ by less than a few steps of float32."""
+    if (scaling.scale < RESOLVED * scaling.shift.abs()).any():
+        warnings.warn(
+            f"labels of about {float(scaling.shift.abs().max()):.3g} differ by only "
+            f"{float(scaling.scale.min()):.3g}, which float32 can hardly show: subtract their mean "
+            "first, and add it to predictions",
+            stacklevel=7,
+        )
 
 
 def _copies(layer: nn.Module) -> list[Tensor]:

@@ -703,3 +703,34 @@ def test_outputs_inside_of_others_are_refused():
 
     with pytest.raises(TpsgdError, match="it does not return a tensor"):
         tpsgd.fit(Nested(), (ROWS, NUMBERED), epochs=1)
+
+
+class WithoutGradients(nn.Module):
+    """A part that shall not learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.first(x)
+        return F.relu(self.second(x))
+
+
+def test_a_part_without_gradients_stays_whole():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.head = WithoutGradients(), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(self.part(x))
+
+    model = Net()
+    before = model.part.first.weight.clone()
+    assert len(split(model)) == 2
+    tpsgd.fit(model, (torch.randn(16, 4), torch.arange(16) % 3), epochs=2, lr=0.1)
+    assert torch.equal(model.part.first.weight, before)
+    with pytest.raises(TpsgdError, match="it turns gradients off"):
+        split(WithoutGradients())

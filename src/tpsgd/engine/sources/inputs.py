@@ -20,6 +20,7 @@ from tpsgd.targets import CLASSES, Target, are_probabilities
 NO_LABEL = f"no position has a label: all are {IGNORED}"
 LABELS = ("labels", "label", "targets", "target", "y")  # in a batch that is a dict
 PART = 256 * 2**10  # bytes of x that are checked in one call
+VOID = 255  # what data sets of pictures have for pixels without a class
 FEW_OPERATIONS = (torch.uint16, torch.uint32, torch.uint64)  # types that torch hardly supports
 
 
@@ -253,9 +254,12 @@ def _out_of_range(y: Tensor, low: int, high: int, classes: int | None) -> str:
     if classes == 1:
         return (
             "the model's last block has 1 output, which tells no classes apart: give it an output "
-            "for each class, or use loss=tpsgd.bce for one yes-or-no output"
+            "for each class, use loss=tpsgd.bce for one yes-or-no output, or give numbers that are "
+            "no classes as y.float()"
         )
     advice = f"; give it {high + 1} outputs" if low >= 0 else ""
+    if high == VOID:
+        advice += f", or let what has no class have {IGNORED} in place of {VOID}"
     if low > 0 and high - low < classes:
         advice += f", or count classes from 0: y - {low}"
     elif low >= 0 and len(torch.unique(y)) <= classes:

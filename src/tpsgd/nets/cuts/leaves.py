@@ -27,7 +27,7 @@ _NORMS = (
 _ON_INPUTS = (*_NORMS, nn.modules.dropout._DropoutNd)  # after an activation: of the next block
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerDecoderLayer)  # have several inputs
 _ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-_LOOK_UPS = (nn.Embedding, nn.EmbeddingBag, lists.BeforeList)
+_LOOK_UPS = (*traced.LOOK_UPS, lists.BeforeList)
 
 
 def is_chain(model: nn.Module) -> bool:
@@ -36,8 +36,10 @@ def is_chain(model: nn.Module) -> bool:
     return sequential or isinstance(model, (*LAYERS, nn.RNNBase, SequenceLayer))
 
 
-def leaves_of_model(model: nn.Module, inputs: Sequence[str | int] = ()) -> Leaves:
-    """The modules of a model of any class, for the inputs that it gets."""
+def leaves_of_model(
+    model: nn.Module, inputs: Sequence[str | int] = (), samples: Any = None
+) -> Leaves:
+    """The modules of a model of any class, for the inputs that it gets; a few samples if known."""
     if not isinstance(model, nn.Module):
         raise TpsgdError(f"a model is an nn.Module, got a {type(model).__name__}")
     _refuse_kind(model)
@@ -55,7 +57,7 @@ def leaves_of_model(model: nn.Module, inputs: Sequence[str | int] = ()) -> Leave
     for path, module in model.named_modules():
         _refuse(path or name, module)
     try:
-        leaves = traced.leaves(model, inputs)
+        leaves = traced.leaves(model, inputs, samples)
     except traced.Untraceable as reason:
         leaves = lists.leaves(model)
         if not leaves:
@@ -87,6 +89,8 @@ def _refuse_kind(module: nn.Module) -> None:
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise TpsgdError(f"{name} is compiled: pass the module as it was before")
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise TpsgdError(f"{name} holds a model: pass the model itself, its attribute module")
     if type(module).forward is nn.Module.forward:  # nn.ModuleList
         raise TpsgdError(f"{name} has no forward method: pass nn.Sequential of its modules")
 
@@ -226,4 +230,5 @@ def is_incomplete(block: Block) -> bool:
     convolution = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if convolution and layer.groups == layer.in_channels > 1:
         return True
-    return block.of_class and isinstance(layer, _LOOK_UPS)
+    embeds = isinstance(layer, _LOOK_UPS) or getattr(layer, "embeds", False)
+    return block.of_class and embeds

@@ -44,6 +44,7 @@ class Section(nn.Module):
         self.block_title, self.reads = title, tuple(reads)
         self.reads_inputs = bool(reads)
         self.is_layer = False  # whether it multiplies by weights that may learn
+        self.embeds = False  # whether these are vectors of tokens and places alone
 
     def forward(self, x: Any) -> Any:
         graph = self.learning if self.training or self.evaluating is None else self.evaluating

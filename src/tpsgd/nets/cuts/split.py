@@ -118,7 +118,7 @@ def layers_of(model: nn.Module, samples: Any = None, no_split: Sequence[Any] = (
     if isinstance(samples, ModelInputs):
         inputs = list(samples.tensors)
     of_class = not is_chain(model)
-    layers = blocks_of(leaves_of_model(model, inputs), of_class)
+    layers = blocks_of(leaves_of_model(model, inputs, samples), of_class)
     if not layers:
         raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
     together = _sharing(layers, of_class) | _unsplit(model, layers, no_split)

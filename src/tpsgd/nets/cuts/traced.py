@@ -15,6 +15,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx, nn
 
 from tpsgd.nets.blocks import hooked
@@ -26,10 +27,13 @@ from tpsgd.nets.cuts.sections import (
     overwritten,
     twin,
 )
+from tpsgd.nets.cuts.sizes import Question, SizedProxy, answer
 from tpsgd.nets.model_inputs import ANSWERS
 from tpsgd.nets.modes import attributes_restored
 
 Leaves = list[tuple[str, nn.Module]]
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
+LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 GIVE_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 JOINS = {
     "add", "iadd", "sub", "isub", "mul", "imul", "truediv", "cat", "concat", "stack", "expand",
@@ -51,11 +55,42 @@ class ModuleCall(NamedTuple):
 
 
 class _Tracer(fx.Tracer):
-    """Traces a model; modules whose paths are `opaque` are leaves."""
+    """Traces a model; modules whose paths are `opaque` are leaves.
 
-    def __init__(self, opaque: set[str]) -> None:
+    `answers` are those to the first questions of the model's own `forward` about sizes.
+    """
+
+    def __init__(self, opaque: set[str], answers: Sequence[Any]) -> None:
         super().__init__()
         self.opaque, self.calls, self.open = opaque, list[ModuleCall](), list[str]()
+        self.answers, self.with_gradients = iter(answers), torch.is_grad_enabled()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Note a call, unless it is one without gradients, which a graph would not say."""
+        if torch.is_grad_enabled() != self.with_gradients:
+            raise Untraceable("it turns gradients off, or on, in its forward")
+        return super().create_node(*args, **kwargs)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A value that may be asked for its size."""
+        return SizedProxy(node, self)
+
+    def answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
+        """What is known of a node; inside a module, which stays whole, nothing is."""
+        if self.open:
+            raise Question(node, kind)
+        for known in self.answers:
+            return known
+        raise Question(node, kind)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Whether a condition holds."""
+        return self.answer(obj.node, bool)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """The entries of a shape."""
+        entries: Any = obj
+        return (entries[i] for i in range(self.answer(obj.node, len)))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """torch's modules and this library's, and those that must stay whole."""
@@ -111,12 +146,15 @@ class Trace(NamedTuple):
     constants: dict[str, Tensor]  # that `forward` has made, by the names of their nodes
 
 
-def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
-    """The graph of a model for the inputs that it will get, by default those without defaults."""
+def trace(model: nn.Module, inputs: Sequence[str | int] = (), samples: Any = None) -> Trace:
+    """The graph of a model for the inputs that it will get, by default those without defaults.
+
+    What its `forward` asks of sizes is answered by a few samples.
+    """
     opaque: set[str] = set()
     absent = _absent(model, inputs)
     while True:
-        graphs = [_graph(model, mode, opaque, absent) for mode in (True, False)]
+        graphs = [_graph(model, mode, opaque, absent, samples) for mode in (True, False)]
         learning, evaluating = ([*graph.nodes] for graph, *_ in graphs)
         pairs = zip(learning, evaluating, strict=False)
         different = next((a for a, b in pairs if (a.op, a.target) != (b.op, b.target)), None)
@@ -130,20 +168,31 @@ def trace(model: nn.Module, inputs: Sequence[str | int] = ()) -> Trace:
 
 
 def _graph(
-    model: nn.Module, training: bool, opaque: set[str], absent: dict[str, Any]
+    model: nn.Module, training: bool, opaque: set[str], absent: dict[str, Any], samples: Any
 ) -> tuple[fx.Graph, list[ModuleCall], dict[str, Tensor]]:
     """The graph in a mode. Modules that cannot be traced become opaque, and tracing begins anew."""
+    answers: list[Any] = []
     while True:
-        tracer = _Tracer(opaque)
+        tracer = _Tracer(opaque, answers)
         with attributes_restored(model):  # a forward may keep what it computes
             model.train(training)
             try:
                 graph = tracer.trace(model, concrete_args=dict(absent))
             except Exception as error:  # whatever a model does with what is no tensor
-                if not tracer.open or tracer.open[-1] in opaque:
+                if isinstance(error, Question) and not tracer.open:
+                    known = answer(error, model, samples)
+                    if known is not None:
+                        answers.append(known)
+                        continue
+                around = [path for path in tracer.open if path not in opaque]
+                if not around:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
+                    if "__cuda_array_interface__" in reason:
+                        reason = "it gives a tensor to a function that needs its numbers"
+                    if isinstance(error, Question) and samples is None:
+                        reason += "; or by a size, which the shape of a sample would tell"
                     raise Untraceable(f"{reason} ({_line(model, error)})") from error
-                opaque.add(tracer.open[-1])
+                opaque.add(around[-1])
                 continue
             constants = {k: v for k, v in vars(model).items() if k.startswith("_tensor_constant")}
         names = inspect.signature(model.forward).parameters
@@ -187,9 +236,9 @@ def _absent(model: nn.Module, inputs: Sequence[str | int]) -> dict[str, Any]:
 # ---- from the graph to modules -------------------------------------------------------------------
 
 
-def leaves(model: nn.Module, inputs: Sequence[str | int] = ()) -> Leaves:
+def leaves(model: nn.Module, inputs: Sequence[str | int] = (), samples: Any = None) -> Leaves:
     """The modules that a model consists of, one for each step from an activation to the next."""
-    return list(_Parts(model, trace(model, inputs)))
+    return list(_Parts(model, trace(model, inputs, samples)))
 
 
 class _Parts:
@@ -258,7 +307,11 @@ class _Parts:
 
     def _crossings(self) -> Iterator[tuple[int, fx.Node]]:
         """Where one tensor alone crosses: after which node, and which."""
-        last_use = {n: max(map(self.number.__getitem__, n.users), default=-1) for n in self.nodes}
+        users = {n: [*n.users] for n in self.nodes}
+        for node in self.nodes[-1].all_input_nodes:
+            if node is not self.answer:  # returned besides it, and read by nothing here
+                users[node].remove(self.nodes[-1])
+        last_use = {n: max((self.number[u] for u in users[n]), default=-1) for n in self.nodes}
         live, computed = list(self.inputs), False
         for i, node in enumerate(self.nodes[:-1]):
             live = [n for n in live if last_use[n] > i]
@@ -340,7 +393,9 @@ class _Parts:
             evaluating = self._module(nodes, incoming, outgoing, reads, self.evaluating.__getitem__)
         names = [(str(n.target), self.inputs.index(n)) for n in reads]
         section = Section(learning, evaluating, self._title(nodes), names)
-        section.is_layer = any(map(self._is_product, nodes))
+        products = [node for node in nodes if self._is_product(node)]
+        section.is_layer = bool(products)
+        section.embeds = all(self._looks_up(node) for node in products)
         return self._name(nodes), section
 
     def _is_product(self, node: fx.Node) -> bool:
@@ -351,6 +406,10 @@ class _Parts:
         name = str(getattr(node.target, "__name__", node.target))
         weights = [n for n in node.all_input_nodes if n not in self.from_input]
         return name not in JOINS and any(map(self._is_parameter, weights))
+
+    def _looks_up(self, node: fx.Node) -> bool:
+        is_module = node.op == "call_module"
+        return is_module and isinstance(self.model.get_submodule(str(node.target)), LOOK_UPS)
 
     def _module(
         self,
@@ -395,14 +454,15 @@ class _Parts:
 
     def _name(self, nodes: Sequence[fx.Node]) -> str:
         """A name for a part that is no module of the model: where it is, and what comes first."""
-        if scope := self._scope(nodes):
+        scope = self._scope(nodes)
+        if scope and not isinstance(self.model.get_submodule(scope), CONTAINERS):
             return scope
         modules = [str(n.target) for n in nodes if n.op == "call_module"]
         return modules[0] if modules else nodes[0].name
 
     def _title(self, nodes: Sequence[fx.Node]) -> str:
         scope = self._scope(nodes)
-        if scope:
+        if scope and not isinstance(self.model.get_submodule(scope), CONTAINERS):
             return type(self.model.get_submodule(scope)).__name__
         modules = [n.target for n in nodes if n.op == "call_module"]
         kinds = [type(self.model.get_submodule(str(m))).__name__ for m in modules]
