@@ -375,7 +375,8 @@ class _Readout:
 
     def __str__(self) -> str:
         pooled = f", at most {CELLS} cells" if self.features is None else ""
-        scale = f"{SCALE:g}, of numbers {OF_NUMBERS:g}" if self.scale is None else f"{self.scale:g}"
+        default = f"{SCALE:g} ({OF_NUMBERS:g} of numbers)"
+        scale = default if self.scale is None else f"{self.scale:g}"
         scaled = f"{'calibrated, ' if self.calibrated else ''}scale {scale}"
         return f"{_Codes(self.projection, self.features)}{pooled}, {scaled}"
 

@@ -101,7 +101,7 @@ class StandardisedTargets(Extension):
             return request
         rows = y.reshape(-1, outputs)  # of a model that leaves out a dimension of 1, all steps
         self.scaling = TargetScaling.of(rows, shifts=nets[0].layer.bias is not None)
-        _warn_of_offset(self.scaling)
+        _warn_of_offset(self.scaling, rows)
         self.layers = [net.layer for net in nets]
         self.trained = [net.fits(x, y, self.scaling) for net in nets]
         return replace(request, scaling=self.scaling)
@@ -161,9 +161,10 @@ class StandardisedTargets(Extension):
         return runs
 
 
-def _warn_of_offset(scaling: TargetScaling) -> None:
+def _warn_of_offset(scaling: TargetScaling, rows: Tensor) -> None:
     """Warn of labels that differ by less than a few steps of float32."""
-    if (scaling.scale < RESOLVED * scaling.shift.abs()).any():
+    differ = (rows != rows[0]).any(0)
+    if (differ & (scaling.scale < RESOLVED * scaling.shift.abs())).any():
         warnings.warn(
             f"labels of about {float(scaling.shift.abs().max()):.3g} differ by only "
             f"{float(scaling.scale.min()):.3g}, which float32 can hardly show: subtract their mean "

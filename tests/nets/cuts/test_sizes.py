@@ -166,3 +166,11 @@ def test_what_is_returned_besides_the_answer_crosses_no_cut():
     tokens = torch.randint(9, (16, 5))
     run = tpsgd.fit(Remembers(), (tokens, tokens.roll(-1, 1)), epochs=1)
     assert [block.learning for block in run.blocks] == ["autograd through time", "closed form"]
+
+
+def test_a_class_of_a_notebook_has_no_file():
+    names = {"__name__": "__main__", "Net": Net}
+    source = "class Own(Net):\n    def look(self, x):\n        return x if x.mean() > 0 else -x\n"
+    exec(compile(source, "<cell 1>", "exec"), names)
+    with pytest.raises(TpsgdError, match="it decides by the values of a tensor"):
+        split(names["Own"](), SHAPE)

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -216,10 +217,11 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
 
 def _line(model: nn.Module, error: BaseException) -> str:
     """The line of the model's own code at which tracing ended."""
-    file, place, step = inspect.getfile(type(model)), "", error.__traceback__
+    code = getattr(type(model).forward, "__code__", None)  # in a notebook there is no file
+    file, place, step = getattr(code, "co_filename", None), "", error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename == file:
-            place = f"line {step.tb_lineno} of {file.rpartition('/')[2]}"
+            place = f"line {step.tb_lineno} of {Path(file).name}"
         step = step.tb_next
     return place or f"in the forward of {type(model).__name__}"
 
