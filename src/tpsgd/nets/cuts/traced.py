@@ -217,8 +217,8 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
 
 def _line(model: nn.Module, error: BaseException) -> str:
     """The line of the model's own code at which tracing ended."""
-    code = getattr(type(model).forward, "__code__", None)  # in a notebook there is no file
-    file, place, step = getattr(code, "co_filename", None), "", error.__traceback__
+    code: Any = getattr(type(model).forward, "__code__", None)
+    file, place, step = code and code.co_filename, "", error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename == file:
             place = f"line {step.tb_lineno} of {Path(file).name}"
