@@ -153,3 +153,9 @@ def test_padded_series_are_scaled_but_for_their_padding():
     for i, steps in enumerate(series.lengths.tolist()):
         torch.testing.assert_close(new.data[i, :steps], (series.data[i, :steps] - 1) / 2)
         assert not new.data[i, steps:].any()
+
+
+def test_it_is_shown_as_the_record_of_its_training():
+    model = nn.Sequential(nn.Linear(2, 3))
+    run = tpsgd.fit(model, (torch.zeros(6, 2), torch.arange(6) % 3), epochs=1)
+    assert str(tpsgd.Trained(model, run)) == str(run)

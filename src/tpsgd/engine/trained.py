@@ -45,6 +45,9 @@ class Trained:
     inputs: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return str(self.run)
+
     def scaled(self, x: Any) -> Any:
         """Samples as they were before `tpsgd.data.load` scaled them, scaled in the same way.
 
