@@ -151,6 +151,8 @@ def stacking_obstacle(
         return "a checkpoint holds one model"
     if settings.augment is not None:
         return "augment changes the batches of one model at a time"
+    if settings.weight_decay or settings.clip is not None:
+        return "weight decay and clip look at the parameters of one model"
     if settings.precision is not None:
         return "a lower precision is for one model at a time"
     solved = any(isinstance(f, SOLVERS) for f in listed(settings.optimizer))

@@ -13,6 +13,7 @@ from tpsgd import losses
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.units import as_bytes, size
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
+from tpsgd.engine.learners.regularised import Regularised
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
@@ -157,6 +158,8 @@ class Settings:
     validation: Any = None
     early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
     lr_schedule: LRSchedule | None = None
+    weight_decay: float = 0.0
+    clip: float | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | bool | None = None
     window: int | None = None
@@ -220,6 +223,10 @@ class Settings:
             ("seed", seed, "a whole number of up to 63 bits"),
             ("precision", self.precision in (None, torch.bfloat16),
              "torch.bfloat16 or None (float16 needs its loss scaled against underflow)"),
+            ("weight_decay", isinstance(self.weight_decay, (int, float))
+             and 0 <= self.weight_decay < 1, "a number from 0 to below 1"),
+            ("clip", self.clip is None or (isinstance(self.clip, (int, float)) and self.clip > 0),
+             "a positive number, the largest norm of a block's gradients, or None"),
             ("blocks", blocks,
              "a number of blocks, 'auto', 'layers', or a list of the numbers of layers in each"),
             ("parallel", parallel, "tpsgd.data_parallel(), tpsgd.pipeline() or None"),
@@ -294,6 +301,8 @@ class Settings:
             if self.precision:
                 raise TpsgdError("a solver's equations need full precision: leave precision out")
             epochs, lr = min(epochs, 1), None
+        elif callable(optimizer) and (self.weight_decay or self.clip is not None):
+            optimizer = Regularised(optimizer, self.weight_decay, self.clip)
         return BlockSettings(epochs, optimizer, lr, stopping, self.lr_schedule)
 
     def describe(self, rule: str, loss: Loss, rules: "Sequence[Rule]" = ()) -> dict[str, Any]:
@@ -327,6 +336,8 @@ class Settings:
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
             "lr_schedule": None if self.lr_schedule is None else str(name_of(self.lr_schedule)),
+            "weight_decay": self.weight_decay,
+            "clip": self.clip,
             "parallel": None if self.parallel is None else str(self.parallel),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

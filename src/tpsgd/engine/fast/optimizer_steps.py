@@ -5,6 +5,7 @@ small block's whole gradient. The state stays in the optimizer, so its state dic
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,17 +20,30 @@ def quick_step(optimizer: Optimizer) -> QuickStep | None:
     """The step of a fused Adam or SGD on a CPU, once it has its state; None for others."""
     if hooked(optimizer) or rate_of(optimizer) is None:
         return None
-    (group,) = optimizer.param_groups
+    steps = [_step_of_group(optimizer, group) for group in optimizer.param_groups]
+    quick = [step for step in steps if step is not None]
+    if len(quick) < len(steps):
+        return None
+    if len(quick) == 1:
+        return quick[0]
+
+    def step() -> None:
+        for each in quick:
+            each()
+
+    return step
+
+
+def _step_of_group(optimizer: Optimizer, group: dict[str, Any]) -> QuickStep | None:
     special = any(group.get(k) for k in ("differentiable", "capturable", "amsgrad"))
     if special or any(p.device.type != "cpu" for p in group["params"]):
         return None
     if type(optimizer) in ADAMS:
-        return _adam_step(optimizer)
-    return None if isinstance(optimizer, torch.optim.Adagrad) else _sgd_step(optimizer)
+        return _adam_step(optimizer, group)
+    return None if isinstance(optimizer, torch.optim.Adagrad) else _sgd_step(optimizer, group)
 
 
-def _adam_step(optimizer: Optimizer) -> QuickStep | None:
-    (group,) = optimizer.param_groups
+def _adam_step(optimizer: Optimizer, group: dict[str, Any]) -> QuickStep | None:
     params = group["params"]
     states = [optimizer.state[p] for p in params]
     if not all("step" in state for state in states):
@@ -55,8 +69,7 @@ def _adam_step(optimizer: Optimizer) -> QuickStep | None:
     return step
 
 
-def _sgd_step(optimizer: Optimizer) -> QuickStep | None:
-    (group,) = optimizer.param_groups
+def _sgd_step(optimizer: Optimizer, group: dict[str, Any]) -> QuickStep | None:
     params = group["params"]
     momenta = [optimizer.state[p].get("momentum_buffer") for p in params]
     if group["momentum"] and None in momenta:

@@ -71,8 +71,9 @@ class ReplayedStep:
         for learner in learners:
             updater = learner.updater
             if self.tape is not None and updater.rate is not None and learner.learning:
-                params = updater.optimizer.param_groups[0]["params"]
-                if not self.tape.set_rate(params, updater.rate):
+                groups = updater.optimizer.param_groups
+                tape, rate = self.tape, updater.rate
+                if not all([tape.set_rate(group["params"], rate) for group in groups]):
                     self.tape = self.record = None
 
     def _record(self, learners: Sequence[Any], batch: SampleBatch) -> None:

@@ -52,12 +52,13 @@ def prefer_fused(optimizer: Optimizer) -> None:
 
 
 def rate_of(optimizer: Optimizer) -> float | None:
-    """The learning rate that its fused kernel gets as a number with every step; None: it has none.
+    """The one rate that its fused kernels get as a number with every step; None: it has none.
 
     For any other optimizer a learning rate is one of the numbers of its Python code.
     """
     groups = optimizer.param_groups
-    if type(optimizer) not in FUSED or len(groups) != 1 or not groups[0].get("fused"):
+    if type(optimizer) not in FUSED or not all(group.get("fused") for group in groups):
         return None
-    rate = groups[0]["lr"]
-    return None if isinstance(rate, Tensor) else rate
+    rates = [group["lr"] for group in groups]
+    same = not any(isinstance(rate, Tensor) or rate != rates[0] for rate in rates)
+    return rates[0] if same else None
