@@ -12,6 +12,7 @@ from .engine.confusion import confusion as confusion
 from .engine.evaluate import evaluate as evaluate
 from .engine.fit import fit as fit
 from .engine.fit import fit_backprop as fit_backprop
+from .engine.learners.optimizers import momentum as momentum
 from .engine.learners.optimizers import sgd as sgd
 from .engine.learners.optimizers import two_rates as two_rates
 from .engine.record import Run as Run

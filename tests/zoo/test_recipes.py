@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 def test_the_recipe_is_read_as_it_is_written():
     assert str(deep) == (
         "Recipe(lr=0.001, lr_schedule=one_cycle(0.2), epochs=12, batch_size=64, flip=0.5, "
-        "shift=0.075, cutout=0.0)"
+        "shift=0.075, cutout=0.0, optimizer=None, weight_decay=0.0, clip=None)"
     )
     assert ALL["deep"] is tpsgd.zoo.recipes.deep is deep
 

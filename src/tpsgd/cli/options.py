@@ -35,7 +35,8 @@ DATA = (
 )
 MODELS = (
     "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:8, vgg:11 or vgg:16 (ReLU and "
-    "batch norm after every layer but the last), rnn:512 (units), birnn:512 "
+    "batch norm after every layer but the last), vit:8x192 (layers x width), rnn:512 (units), "
+    "birnn:512 "
     "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512, "
     "lru:256,256 (diagonal recurrences that remember for long) or "
     "FILE.py:FUNCTION."
@@ -218,8 +219,12 @@ class Training:
         None, "Default: by the net and the rule.", choices=("sequential", "simultaneous")
     )
     optimizer: str | None = setting(
-        None, "Adam, or plain SGD, which needs less memory.", choices=("adam", "sgd")
+        None,
+        "Adam; plain SGD, which needs less memory; or SGD with Nesterov's momentum of 0.9.",
+        choices=("adam", "sgd", "momentum"),
     )
+    weight_decay: float | None = setting(None, "Weight decay of matrices: SGD 5e-4, Adam 0.05.")
+    clip: float | None = setting(None, "The largest norm of a block's gradients.")
     blocks: str | None = setting(
         None,
         "How many blocks (1: backprop), the layers of each: 2,2,4, auto, or layers: one each.",
@@ -248,6 +253,8 @@ class Training:
             "lr": self.lr,
             "seed": self.seed,
             "optimizer": self.optimizer and getattr(optimizers, self.optimizer),
+            "weight_decay": self.weight_decay,
+            "clip": self.clip,
             "blocks": self.blocks and block_numbers(self.blocks),
             "split_points": listed(self.split_points) or None,
             "no_split": listed(self.no_split) or None,
@@ -267,9 +274,10 @@ class FromScratch(Training):
     )
     recipe: str | None = setting(
         None,
-        "For images: simultaneous, Adam at a rate that rises to 0.001 and falls to 0, 12 epochs, "
-        "batches of 64, flips and shifts, bf16 on a GPU. Other options replace the recipe's.",
-        choices=("deep",),
+        "For images: simultaneous, a rate that rises and falls to 0, flips and shifts, bf16 on a "
+        "GPU; deep: Adam, for VGGs; residual: SGD, for ResNets; vit: AdamW, for transformers. Other "
+        "options replace the recipe's.",
+        choices=("deep", "residual", "vit"),
     )
     readout_scale: float | None = setting(
         None, "readout: its scale, after calibration (12); see: tpsgd search."
@@ -300,7 +308,7 @@ class FromScratch(Training):
         recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
         del recipe["order"]  # the arm has `chosen_order`
         if "optimizer" in settings:
-            del recipe["lr"]  # it is Adam's
+            del recipe["lr"]  # it is that of the recipe's optimizer
         return recipe | settings
 
 

@@ -52,6 +52,7 @@ OWN = {  # where this library's types are; `zoo` imports this package's users
     "Recurrent": "tpsgd.nets.recurrent",
     "Diagonal": "tpsgd.nets.diagonal",
     "Residual": "tpsgd.zoo.resnet",
+    **dict.fromkeys(("Patches", "EncoderLayer", "TokenMean"), "tpsgd.zoo.vit"),
 }
 
 

@@ -1,5 +1,7 @@
 """Recipes: the settings of `fit` for one kind of net, as a value; local rules and backprop take it.
 
+`deep` is for VGGs and other nets without shortcuts, `residual` for ResNets, `vit` for transformers.
+
     net = recipes.deep.vgg(11, (3, 160, 160), 10)
     tpsgd.fit(net, data, **recipes.deep.settings((3, 160, 160), device="cuda"))
 
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.optimizers import OptimizerFactory, momentum
 from tpsgd.engine.sources import augment
 from tpsgd.maths.learning_rates import RateCurve, one_cycle
 from tpsgd.train import simultaneous
@@ -24,10 +27,10 @@ LEAST_SHIFT = 4  # pixels
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train a convolutional net from scratch on images; a field changes by `replace`.
+    """How to train a net from scratch on images; a field changes by `replace`.
 
     Args:
-        lr: Adam's learning rate at the top of the curve.
+        lr: the learning rate at the top of the curve.
         lr_schedule: what the learning rate follows.
         epochs: passes over the data.
         batch_size: samples per step.
@@ -35,6 +38,9 @@ class Recipe:
         shift: images are shifted by up to this share of their shorter side, or by up to 4 pixels or
             an eighth of the side if the share is less; new pixels are mirrored ones.
         cutout: the side of a square that is set to zero, as a share of the shorter side.
+        optimizer: as for `fit`; None is Adam.
+        weight_decay: of matrices, as for `fit`.
+        clip: the largest norm of a block's gradients, as for `fit`.
     """
 
     lr: float = 1e-3
@@ -44,6 +50,9 @@ class Recipe:
     flip: float = 0.5
     shift: float = 0.075
     cutout: float = 0.0
+    optimizer: OptimizerFactory | None = None
+    weight_decay: float = 0.0
+    clip: float | None = None
 
     def settings(
         self, shape: Sequence[int], device: torch.device | str | None = None, **chosen: Any
@@ -64,6 +73,9 @@ class Recipe:
             "order": simultaneous,
             "lr": self.lr,
             "lr_schedule": self.lr_schedule,
+            "optimizer": self.optimizer,
+            "weight_decay": self.weight_decay,
+            "clip": self.clip,
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "augment": self.augmentation(shape),
@@ -98,4 +110,6 @@ class Recipe:
 
 
 deep = Recipe()
-ALL = {"deep": deep}
+residual = Recipe(0.2, epochs=15, batch_size=128, optimizer=momentum, weight_decay=5e-4)
+vit = Recipe(1e-3, one_cycle(0.1), epochs=20, batch_size=128, weight_decay=0.05, clip=1.0)
+ALL = {"deep": deep, "residual": residual, "vit": vit}

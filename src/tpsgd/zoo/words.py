@@ -1,4 +1,4 @@
-"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `rnn:512,512+256`, or a function's.
+"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `vit:8x192`, `rnn:512,512+256`, or a function's.
 
 A function's word is `FILE.py:FUNCTION`. Recurrent words are `rnn`, or `birnn` for bidirectional
 layers: leaky cells without a prefix, the paper's cells with `paper-`, an `nn.RNN` with `torch-`;
@@ -26,6 +26,7 @@ from tpsgd.nets.cuts.split import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.zoo import vgg
+from tpsgd.zoo.vit import vit
 
 Factory = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -46,6 +47,7 @@ FORMS = {  # the pattern of the text after the colon, and an example
     "mlp": (NUMBERS, "widths like mlp:256,128"),
     "cnn": (LAYERS, "layers like cnn:16x5 (filters x kernel)"),
     "vgg": ("|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16"),
+    "vit": (rf"{NUMBER}x{NUMBER}", "layers and width like vit:8x192"),
     **dict.fromkeys(CELLS, (rf"{NUMBERS}(\+{NUMBERS})?", UNITS)),
 }
 
@@ -63,8 +65,8 @@ def factory(
     """A function that makes a fresh model for samples of this shape.
 
     Args:
-        word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `rnn:...`,
-            `lru:...` and other recurrent words, or `FILE.py:FUNCTION`.
+        word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `vit:8x192`
+            (layers, width), `rnn:...`, `lru:...` and other recurrent words, or `FILE.py:FUNCTION`.
         shape: the shape of one sample; (steps, features) for sequences, (steps,) for tokens.
         classes: the number of classes, or of numbers to predict.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
@@ -113,9 +115,13 @@ def factory(
         if activation not in ("leaky-relu", "relu"):  # the first is the default of other models
             raise TpsgdError(f"{word} has ReLUs: leave the activation {activation!r} out")
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
+    if kind == "vit":
+        depth, width = map(int, text.split("x"))
+        _check_memory(word, [width] * (4 * depth))
+        return lambda: vit(shape, classes, depth=depth, width=width)
     if is_function(word):
         return from_file(word)
-    words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256"
+    words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, vit:8x192, rnn:512 or lru:256"
     hint = f"{suggestion(kind, FORMS)}; write {words} (units), FILE.py:FUNCTION"
     raise TpsgdError(f"unknown model {word!r}: {hint}")
 

@@ -223,12 +223,12 @@ def _around_activation(followers: list[nn.Module]) -> tuple[int, nn.Module | Non
 def is_incomplete(block: Block) -> bool:
     """Whether a layer is no block by itself, but learns together with the next one.
 
-    That is a depthwise convolution, which mixes no channels; and in a class of the user's an
-    embedding, whose output says nothing of the order of tokens.
+    That is a depthwise convolution, which mixes no channels; the patches of `zoo.vit`; and in a
+    class of the user's an embedding, whose output says nothing of the order of tokens.
     """
     layer: Any = block.layer
     convolution = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if convolution and layer.groups == layer.in_channels > 1:
         return True
-    embeds = isinstance(layer, _LOOK_UPS) or getattr(layer, "embeds", False)
-    return block.of_class and embeds
+    embeds = getattr(layer, "embeds", False)
+    return embeds or (block.of_class and isinstance(layer, _LOOK_UPS))
