@@ -20,6 +20,7 @@ class Patches(nn.Module):
     """Square patches of an image as tokens, with a vector that is learned for each place."""
 
     embeds = True  # learns together with the layer behind it
+    sizes = "channels", "side", "patch", "width"
 
     def __init__(self, channels: int, side: int, patch: int, width: int) -> None:
         super().__init__()
@@ -35,6 +36,8 @@ class Patches(nn.Module):
 class EncoderLayer(nn.TransformerEncoderLayer):
     """torch's, with the norms first, GELU and no dropout."""
 
+    sizes = "width", "heads", "hidden"
+
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__(
             width, heads, hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -44,6 +47,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 
 class TokenMean(nn.Module):
     """The mean over the tokens."""
+
+    sizes = ()
 
     def forward(self, x: Tensor) -> Tensor:
         """Vectors (samples, width)."""
