@@ -56,10 +56,10 @@ SIMILAR = rules.predsim(share=0.9, convolve=False)
 ARMS: dict[str, Row | None] = {
     "backprop": None,
     "predsim": {"rule": rules.predsim()},
-    "auxiliary": {"rule": rules.auxiliary()},
+    "auxiliary": {"rule": rules.auxiliary(share=0.9)},
     "4 blocks, predsim": {"rule": rules.predsim(), "blocks": 4},
     "readout": {"rule": rules.readout()},
-    "4 blocks, auxiliary": {"rule": rules.auxiliary(), "blocks": 4},
+    "4 blocks, auxiliary": {"rule": rules.auxiliary(share=0.9), "blocks": 4},
     "predsim, no convolution": {"rule": SIMILAR},
     "4 blocks, predsim, no convolution": {"rule": SIMILAR, "blocks": 4},
     "readout-learned": {"rule": rules.readout(learned=True)},

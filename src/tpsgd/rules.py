@@ -15,7 +15,7 @@ is gradient *descent* on a local loss J_i, so all rules have the same sign conve
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
-| `auxiliary`  | CE(net of y_i), similarity  | -dJ_i/dy_i             | y*                      |
+| `auxiliary`  | CE(net of y_i, y*)          | -dJ_i/dy_i             | y*                      |
 | `frozen`     | none: hidden layers are not trained, the last layer is; the control            |
 | `untrained`  | none: no layer is trained                                                      |
 
@@ -262,23 +262,22 @@ def auxiliary(
     channels: int = 128,
     kernels: int | Sequence[int] = (3,),
     side: int = 10,
-    share: float = 0.9,
+    share: float = 0.0,
     at: Place = Place.AFTER,
 ) -> Rule:
-    """A local classifier with hidden layers, and similarity matching; not in the paper.
+    """A local classifier with hidden layers; not in the paper.
 
     The auxiliary net of Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs"
     (2020), learns with the block. Feature maps are averaged to at most `side` x `side` cells; then
     come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
     average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
 
-    `share` is the weight of the similarity loss of `predsim(convolve=False)`, here of the averages;
-    it is left out where labels are numbers, or come for every step or pixel. 0 is the rule of
-    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have
-    them. Loss and batch norm look at the whole batch, so micro-batches would change them.
+    `kernels=(1, 1, 1)` or `(3, 3)` are nets as Belilovsky et al. have them. `share` is the weight of
+    a similarity loss, that of `predsim(convolve=False)`, here of the averages; it is left out of
+    labels that are numbers. Batch norm looks at the whole batch, so micro-batches would change it.
 
     Examples:
-        >>> auxiliary(kernels=(1, 3), share=0).options
+        >>> auxiliary(kernels=(1, 3)).options
         '2 hidden layers of 128, kernel 1 and 3, at most 10 x 10 cells, share 0'
     """
     each = (kernels,) if isinstance(kernels, (int, float)) else tuple(kernels)
@@ -297,7 +296,7 @@ def auxiliary(
     layers = f"{len(each)} hidden layer{'s' * (len(each) != 1)} of {channels}"
     widths = ", kernel " + " and ".join(map(str, each)) if each else ""
     options = f"{layers}{widths}, at most {side} x {side} cells, share {share:g}"
-    about = "samples of a class alike, and a small local net, learned"
+    about = "local classifier with a hidden layer, learned"
     return Rule(
         "auxiliary", objective, at=at, about=about, options=options, per_step=False, classifies=True
     )

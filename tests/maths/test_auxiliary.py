@@ -32,7 +32,7 @@ def torch_net(objective, maps, side):
     """The same net of torch's modules, with the objective's weights."""
     *hidden, R = objective.tensors
     layers = [nn.AdaptiveAvgPool2d(side)] if maps else []
-    for K, norm in zip(hidden[::2], hidden[1::2], strict=True):
+    for K, *norm in zip(*(hidden[i::3] for i in range(3)), strict=True):
         if maps:
             layer = nn.Conv2d(K.shape[1], len(K), K.shape[-1], padding="same", bias=False)
         else:
@@ -88,7 +88,7 @@ def test_the_derivative_written_out_is_the_losss(shape, maps, side, kernels, los
     for s in (INDEX, outputs(3, seed=2).softmax(1)):
         before = [t.clone() for t in (y, s, *objective.tensors)]
         local = equal(objective, y, s)
-        assert len(local.dtensors) == 1 + 2 * len(kernels) and local.dy.shape == y.shape
+        assert len(local.dtensors) == 1 + 3 * len(kernels) and local.dy.shape == y.shape
         assert all(map(torch.equal, before, (y, s, *objective.tensors)))
     if len(shape) == 3:
         equal(objective, y.contiguous(memory_format=torch.channels_last), INDEX)

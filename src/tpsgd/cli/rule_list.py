@@ -28,7 +28,7 @@ RULES = (  # the word, what it does, its source
     ),
     (
         "auxiliary",
-        "samples of a class alike, and a small local net, learned",
+        "local classifier with a hidden layer, learned",
         "Belilovsky et al. 2020",
     ),
     ("frozen", "control: hidden blocks stay random", ""),

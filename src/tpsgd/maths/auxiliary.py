@@ -72,9 +72,9 @@ class _Net(NamedTuple):
 
     def loss(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
         h = pooled = averages(y, self.grid) if self.grid else y.flatten(1)
-        for K, scale_and_shift in _layers(tensors):
-            z = convolved(h, K)
-            h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
+        for K, scale, shift in _layers(tensors):
+            z, norm = convolved(h, K), (wide(scale), wide(shift))
+            h = F.batch_norm(z, None, None, *norm, training=True, eps=_EPS).relu()
         f = cells(h, self.last) if self.grid else h
         readable = self.local.value(wide(f @ tensors[-1].T), s)
         if not self.share:
@@ -85,16 +85,16 @@ class _Net(NamedTuple):
     def closed_form(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         pooled, R, passes = averages(y, self.grid) if self.grid else y.flatten(1), tensors[-1], []
         h = pooled
-        for K, scale_and_shift in _layers(tensors):
-            passes.append(_Pass.forward(h, K, scale_and_shift))
+        for layer in _layers(tensors):
+            passes.append(_Pass.forward(h, *layer))
             h = passes[-1].output
         f = cells(h, self.last) if self.grid else h
         logits = wide(f @ R.T)
         e = self.local.grad(logits, s).mul_((1 - self.share) / len(y)).to(y.dtype)
         dh, dtensors = e @ R, [e.T @ f]
         dh = full(back_to_pixels(dh, h, self.last), h) if self.grid else dh
-        for layer in reversed(passes):
-            dh, *dlayer = layer.backward(dh)
+        for forward in reversed(passes):
+            dh, *dlayer = forward.backward(dh)
             dtensors = [*dlayer, *dtensors]
         value = NOT_COMPUTED
         if self.share:
@@ -117,21 +117,21 @@ class _Pass(NamedTuple):
     output: Tensor
 
     @classmethod
-    def forward(cls, x: Tensor, K: Tensor, scale_and_shift: Tensor) -> "_Pass":
+    def forward(cls, x: Tensor, K: Tensor, scale: Tensor, shift: Tensor) -> "_Pass":
         """relu(norm(K * x)), the norm over the batch and space."""
-        z, (scale, shift) = convolved(x, K), wide(scale_and_shift)
+        z, scale, shift = convolved(x, K), wide(scale), wide(shift)
         h, mean, inverse_std = torch.native_batch_norm(z, scale, shift, None, None, True, 0.0, _EPS)
         return cls(x, K, scale, z, mean, inverse_std, h.relu_())
 
-    def backward(self, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The derivatives with respect to x, K, and scale and shift."""
+    def backward(self, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The derivatives with respect to x, K, scale and shift."""
         dh = torch.ops.aten.threshold_backward(dh, self.output, 0)
         dz, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
             dh, self.z, self.scale, None, None, self.mean, self.inverse_std, True, _EPS,
             (True, True, True),
         )  # fmt: skip
         dx, dK = through_convolution(dz, self.x, self.K)
-        return dx, dK, torch.stack([dscale, dshift])
+        return dx, dK, dscale, dshift
 
 
 def cells_a_side(pixels: int, most: int) -> int:
@@ -149,9 +149,9 @@ def cells_a_side(pixels: int, most: int) -> int:
     return next((n for n in range(most, most // 2, -1) if pixels % n == 0), most)
 
 
-def _layers(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
+def _layers(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     """The hidden layers: weights, and the norm's scale and shift."""
-    return list(zip(tensors[:-1:2], tensors[1:-1:2], strict=True))
+    return list(zip(*(tensors[i:-1:3] for i in range(3)), strict=True))
 
 
 def _drawn_tensors(
@@ -159,12 +159,11 @@ def _drawn_tensors(
 ) -> tuple[Tensor, ...]:
     """The initial weights: each layer's, its norm's scale 1 and shift 0, and R."""
     inputs, space = (site.shape[0], len(site.shape) - 1) if site.maps else (prod(site.shape), 0)
-    norm = torch.ones(2, channels, device=site.device, dtype=site.dtype)
-    norm[1] = 0.0
+    scale = torch.ones(channels, device=site.device, dtype=site.dtype)
     tensors = []
     for i, kernel in enumerate(kernels, 1):
         key = replace(site.key, step=site.key.step + i)
         tensors.append(initial_weights(site, (inputs, *[kernel] * space), channels, key))
-        tensors.append(norm.clone())
+        tensors += [scale.clone(), torch.zeros_like(scale)]
         inputs = channels
     return *tensors, initial_weights(site, (inputs * prod(last),), site.classes, site.key)
