@@ -114,7 +114,7 @@ def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projecti
     rule = RULES[word](**options)
 
     def train():
-        lr = 0.003 if word == "auxiliary" else 0.01  # its weights are young
+        lr = 0.003 if word == "auxiliary" else 0.01  # a fresh net of 128 filters overshoots
         how = {"order": ORDERS[order], "epochs": EPOCHS, "batch_size": 16, "lr": lr}
         how["optimizer"] = adam  # for the last layer of recurrent nets too
         return tpsgd.fit(model, (x, y), rule=rule, **how)
