@@ -1,17 +1,19 @@
-"""Deep nets from scratch without backpropagation: VGG11 on Imagenette, VGG8, ResNet18 on CIFAR-10.
+"""Deep nets from scratch without backpropagation: VGGs, ResNets, vision transformers.
 
     python -m experiments.deep --out results [--images FOLDER] [--only vgg11]
 
-Every arm has the recipe `zoo.recipes.deep`: batch norm after every layer but the last, Adam under
-one cycle, flips and mirrored shifts on the device, bfloat16 with weights in float32, every batch
-trains every block as it passes. The rate of an arm is chosen by a short training without a tenth of
-the training images, on that tenth, from the same rates for all arms. The accuracy of each epoch is
-that of the test images, and nothing is chosen by it.
+Every arm has the recipe of its net, a value of `zoo.recipes`: one cycle, flips and mirrored shifts
+on the device, on a GPU bfloat16 with weights in float32; every batch trains every block as it
+passes. Nets whose names end in `small` learn a part of CIFAR-10 at half its size on a CPU. The rate
+of an arm is chosen by a short training without a tenth of the training images, on that tenth, from
+the same rates for all arms. The accuracy of each epoch is that of the test images, and nothing is
+chosen by it.
 
 - One layer a block: `predsim`, `auxiliary`, `readout` and `readout-learned` are not the paper's
   rules; `tpsgd-l2` here compares the standardised averages of the feature maps with P y*, and has a
   cross-entropy head (`features=2048, standardise=True`).
 - `4 blocks, ...`: gradients flow inside each of four blocks of several layers and stop at its edge.
+- `small head` is `auxiliary` as it is by default; `auxiliary` here has nine tenths of similarity.
 
 Runs may go on side by side on one device, so their seconds say little: `--clock` trains each arm
 alone for a few epochs, and writes down the seconds of an epoch and the peak memory. A second call
@@ -20,7 +22,7 @@ adds the restarts that are missing.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -30,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import tpsgd
 from experiments.common import (
@@ -47,8 +50,10 @@ from experiments.common import (
 from tpsgd import rules
 from tpsgd.common.units import size
 from tpsgd.data.split import stratified
-from tpsgd.zoo.recipes import Recipe, deep
+from tpsgd.zoo import recipes
+from tpsgd.zoo.recipes import Recipe, deep, residual
 from tpsgd.zoo.resnet import resnet
+from tpsgd.zoo.vit import vit
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 CLOCK_EPOCHS = 3
@@ -71,11 +76,39 @@ ARMS: dict[str, Row | None] = {
         "rule": rules.tpsgd_l2(features=2048, standardise=True),
         "loss": tpsgd.cross_entropy,
     },
+    "small head": {"rule": rules.auxiliary()},
+    "4 blocks, small head": {"rule": rules.auxiliary(), "blocks": 4},
+    "2 blocks, small head": {"rule": rules.auxiliary(), "blocks": 2},
+    "backprop-checkpointed": {"segments": 4},
+    "backprop-micro": {"memory": tpsgd.Memory(micro_batch=32)},
     "frozen": {"rule": rules.frozen()},
     "random": {"rule": rules.untrained()},
 }
+OF_RECIPES = (
+    *("backprop", "4 blocks, small head", "small head", "2 blocks, small head"),
+    *("4 blocks, auxiliary", "4 blocks, readout-learned", "backprop-checkpointed"),
+    *("backprop-micro", "frozen", "random"),
+)
 
 SMOKE_ARMS = ("backprop", "readout", "4 blocks, auxiliary")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The first images of a data set, averaged to fewer pixels."""
+
+    train: int
+    test: int
+    cells: int
+
+    def of(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Training and test images with their labels, from whole data sets."""
+        x, y, x_test, y_test = images
+        cut = x[: self.train], y[: self.train], x_test[: self.test], y_test[: self.test]
+        return [
+            t if t.dim() < 4 else F.avg_pool2d(t.float() / 255, t.shape[-1] // self.cells)
+            for t in cut
+        ]
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,9 @@ class Net:
     model: Callable[[tuple[int, ...]], nn.Module]
     recipe: Recipe
     search_epochs: int
+    rates: tuple[float, ...] = RATES
+    arms: tuple[str, ...] = tuple(ARMS)
+    part: Part | None = None
 
     def fit(
         self,
@@ -102,10 +138,9 @@ class Net:
         model = self.model(shape).to(device)
         chosen: Row = {"lr": lr, "epochs": epochs, "seed": seed, "validation": validation}
         settings = self.recipe.settings(shape, device, **chosen)
-        own = ARMS[arm]
-        if own is None:
-            return model, tpsgd.fit_backprop(model, samples, **settings)
-        return model, tpsgd.fit(model, samples, **settings, **own)
+        own = ARMS[arm] or {}
+        train = tpsgd.fit if "rule" in own else tpsgd.fit_backprop
+        return model, train(model, samples, **settings, **own)
 
     def scaled(self, *images: Tensor) -> list[Tensor]:
         """Images, channels last; the first ones get mean 0 and deviation 1 per channel."""
@@ -115,14 +150,39 @@ class Net:
         return [((x - mean) / std).contiguous(memory_format=layout) for x in floats]
 
 
+def resnet18(shape: tuple[int, ...], width: int = 64) -> nn.Module:
+    """For images under 64 px."""
+    return resnet(18, shape, 10, small=True, width=width)
+
+
 CIFAR = replace(deep, epochs=40, batch_size=128, cutout=0.25)
+OF_SGD, OF_ADAMW = (0.05, 0.1, 0.2), (5e-4, 1e-3, 2e-3)
+SMALL = Part(10_000, 2_000, 16)
 NETS = {
     "vgg11": Net("imagenette", lambda shape: deep.vgg(11, shape, 10), deep, 2),
     "vgg8": Net("cifar10", lambda shape: deep.vgg(8, shape, 10), CIFAR, 2),
-    "resnet18": Net(
-        "cifar10", lambda shape: resnet(18, shape, 10, small=True), replace(CIFAR, epochs=15), 1
+    "resnet18": Net("cifar10", resnet18, replace(CIFAR, epochs=15), 1),
+    "resnet18-sgd": Net("cifar10", resnet18, residual, 1, OF_SGD, OF_RECIPES),
+    "resnet18-sgd-60": Net(
+        "cifar10", resnet18, replace(residual, epochs=60), 1, OF_SGD, OF_RECIPES
     ),
-}
+    "vgg8-sgd": Net(
+        "cifar10", lambda shape: deep.vgg(8, shape, 10), replace(residual, epochs=40), 1, OF_SGD,
+        OF_RECIPES,
+    ),
+    "vit": Net(
+        "cifar10", lambda shape: vit(shape, 10), replace(recipes.vit, epochs=50), 2, OF_ADAMW,
+        OF_RECIPES,
+    ),
+    "resnet18-small": Net(
+        "cifar10", partial(resnet18, width=16), replace(residual, epochs=12), 2, OF_SGD, OF_RECIPES,
+        SMALL,
+    ),
+    "vit-small": Net(
+        "cifar10", lambda shape: vit(shape, 10, width=64, patch=4), recipes.vit, 3, OF_ADAMW, OF_RECIPES,
+        SMALL,
+    ),
+}  # fmt: skip
 
 
 def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
@@ -134,7 +194,7 @@ def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
         model, _ = net.fit(arm, (x[part], y[part]), lr, net.search_epochs, 100)
         return tpsgd.evaluate(model, (x[~part], y[~part]), batch_size=256)
 
-    return best_rate(RATES, score)
+    return best_rate(net.rates, score)
 
 
 def restart(net: Net, arm: str, train: Samples, test: Samples, seed: int, row: Row) -> None:
@@ -173,7 +233,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--images", type=Path, help="a folder of arrays, such as imagenette.npz")
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--arms", default=";".join(ARMS), help="some of them, with ; between")
+    parser.add_argument("--arms", help="some of them, with ; between")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
     parser.add_argument("--max-train", type=int, help="fewer images, for a quick look")
@@ -189,16 +249,18 @@ def main() -> None:
         net = NETS[name]
         if options.smoke:
             net = replace(net, recipe=replace(net.recipe, epochs=1))
-        loaded = [t[: options.max_train].to(options.device) for t in arrays]
+        loaded = net.part.of(arrays) if net.part else arrays
+        loaded = [t[: options.max_train].to(options.device) for t in loaded]
         x, x_test = net.scaled(loaded[0], loaded[2])
         train, test = (x, loaded[1].long()), (x_test, loaded[3].long())
         table = record.setdefault("nets", {}).setdefault(name, {"arms": {}})
         table |= {"epochs": net.recipe.epochs, "recipe": str(net.recipe), "train": len(train[1])}
+        chosen = net.arms if options.arms is None else options.arms.split(";")
         for seed in range(1 if options.clock else options.restarts):
-            for arm in options.arms.split(";"):
+            for arm in chosen:
                 if options.again and seed == 0 and not options.clock:
                     table["arms"][arm] = {}
-                row = table["arms"].setdefault(arm, {"lr": RATES[0]} if options.smoke else {})
+                row = table["arms"].setdefault(arm, {"lr": net.rates[0]} if options.smoke else {})
                 late = time.perf_counter() - start > options.seconds
                 if late or (not options.clock and row.get("restarts", 0) > seed):
                     continue
