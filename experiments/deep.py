@@ -179,8 +179,8 @@ NETS = {
         SMALL,
     ),
     "vit-small": Net(
-        "cifar10", lambda shape: vit(shape, 10, width=64, patch=4), recipes.vit, 3, OF_ADAMW, OF_RECIPES,
-        SMALL,
+        "cifar10", lambda shape: vit(shape, 10, width=64, patch=4), recipes.vit, 3, OF_ADAMW,
+        OF_RECIPES, SMALL,
     ),
 }  # fmt: skip
 

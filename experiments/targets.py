@@ -6,6 +6,8 @@ Every arm of a task has the same epochs per block, batches, `one_cycle` and sear
 held-out fifth of the training samples. Seconds are those of the processor, on one thread.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -54,6 +56,12 @@ ARMS_OF_CHARACTERS = {
     "readout-learned, 4 blocks": by_rule("readout-learned", blocks=4, order=sequential),
     "frozen": Arm("frozen", {"blocks": "layers"}),
 }
+ARMS_OF_DEEP_CHARACTERS = {
+    "backprop": BACKPROP,
+    "auxiliary, 4 blocks": by_rule("auxiliary", blocks=4, order=sequential),
+    "auxiliary, a layer per block": by_rule("auxiliary", blocks=7, order=sequential),
+    "frozen": Arm("frozen", {"blocks": "layers"}),
+}
 TWO_LAYERS = rules.auxiliary(kernels=(1, 1), share=0)
 ARMS_OF_PIXELS = {
     "backprop": BACKPROP,
@@ -96,6 +104,11 @@ def forecaster(units: int = 32) -> nn.Module:
     )
 
 
+def character_model(layers: int = 4) -> nn.Module:
+    """A causal transformer that predicts the next character."""
+    return CharacterModel(1 + len(data.characters()[2]), STEPS, WIDTH, layers=layers)
+
+
 TASKS = {
     "diabetes": Task(
         data.diabetes, lambda: mlp((10,), [32, 32], 1, nn.ReLU), of_numbers,
@@ -122,8 +135,13 @@ TASKS = {
     ),
     "characters": Task(
         data.documentation,
-        lambda: CharacterModel(1 + len(data.characters()[2]), STEPS, WIDTH, layers=4),
+        character_model,
         of_characters, ARMS_OF_CHARACTERS,
+        rates=(4e-3, 8e-3, 1.6e-2), epochs=(1,), longer=3, batch_size=16, restarts=2,
+    ),
+    "characters, 6 layers": Task(
+        data.documentation, partial(character_model, layers=6), of_characters,
+        ARMS_OF_DEEP_CHARACTERS,
         rates=(4e-3, 8e-3, 1.6e-2), epochs=(1,), longer=3, batch_size=16, restarts=2,
     ),
     "shapes": Task(
