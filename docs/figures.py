@@ -710,6 +710,43 @@ def draw_many(values: Any, record: Record) -> Figure:
     return figure
 
 
+# ---- memory of deep nets -------------------------------------------------------------------------
+
+WAYS = {  # colour, marker, by how much the label is higher
+    "backprop": ("#000000", "s", 0),
+    "backprop, checkpointed": (GREY, "D", 5),
+    "backprop, micro-batches of 8": (ORANGE, "v", -5),
+    "two layers per block, simultaneous": (SKY, "o", 0),
+    "two layers per block, sequential": (GREEN, "o", 0),
+}
+
+
+def depth_values(record: Record) -> dict[str, dict[str, float]]:
+    """Megabytes beyond data and weights, by way and depth."""
+    return {
+        way: {n: round(row["beyond_weights"] / 2**20, 1) for n, row in record["depth"][way].items()}
+        for way in WAYS
+    }
+
+
+def draw_depth(values: dict[str, dict[str, float]], record: Record) -> Figure:
+    """Lines by depth, both axes logarithmic."""
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for way, line in values.items():
+        colour, marker, up = WAYS[way]
+        axes.plot([*map(int, line)], [*line.values()], marker=marker, color=colour)
+        axes.annotate(
+            f"{way} ({line['64']:,.0f} MB)", (64, line["64"]), (8, up), fontsize=9.5, color=colour,
+            textcoords="offset points", va="center",
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(7, 330), ylim=(10, 1200))
+    axes.set_xticks([8, 16, 32, 64], ["8", "16", "32", "64 layers"], color=INK)
+    axes.set_yticks([10, 100, 1000], ["10 MB", "100 MB", "1,000 MB"])
+    axes.minorticks_off()
+    plain(axes, "y")
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
@@ -721,4 +758,5 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "filter-sampling": ("filters", filter_values, draw_filters),
     "cifar-scaling": ("scaling", scaling_values, draw_scaling),
     "many": ("many", many_values, draw_many),
+    "deep-memory": ("deep_memory", depth_values, draw_depth),
 }

@@ -1,6 +1,6 @@
 """Deep nets from scratch without backpropagation: VGGs, ResNets, vision transformers.
 
-    python -m experiments.deep --out results [--images FOLDER] [--only vgg11]
+    python -m experiments.deep --out results [--images FOLDER] [--only vgg11] [--small]
 
 Every arm has the recipe of its net, a value of `zoo.recipes`: one cycle, flips and mirrored shifts
 on the device, on a GPU bfloat16 with weights in float32; every batch trains every block as it
@@ -233,6 +233,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--images", type=Path, help="a folder of arrays, such as imagenette.npz")
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--small", action="store_true", help="nets for a CPU; deep_small.json")
     parser.add_argument("--arms", help="some of them, with ; between")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
@@ -242,8 +243,10 @@ def main() -> None:
     options, start = parser.parse_args(), time.perf_counter()
     if options.smoke:
         options.restarts, options.arms, options.max_train = 1, ";".join(SMOKE_ARMS), 16
-    record, save = result_file(options, "deep")
-    record |= origin("deep", options.device) | {"note": options.note}
+    record, save = result_file(options, "deep_small" if options.small else "deep")
+    words = ["--small"] if options.small else []
+    record |= origin("deep", options.device, *words) | {"note": options.note}
+    options.only = [name for name in options.only if name.endswith("small") == options.small]
     images = partial(load_images, folder=options.images, smoke=options.smoke)
     for name, arrays in with_data(options.only, lambda name: images(NETS[name].data)):
         net = NETS[name]

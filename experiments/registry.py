@@ -121,6 +121,10 @@ EXPERIMENTS = {
         "VGG11, VGG8 and ResNet18 without backpropagation", ("deep", "deep --clock"), ("deep",),
         120, ("imagenette", "cifar10"), of_paper=False,
     ),
+    "deep-small": Experiment(
+        "a ResNet and a vision transformer at a size for a CPU", ("deep --small --restarts 2",),
+        ("deep_small",), 180, ("cifar10",), gpu=False, of_paper=False,
+    ),
     "pixels": Experiment(
         "long sequences, by diagonal recurrences", ("pixels",), ("pixels",), 30,
         ("seq-mnist-pixels", "seq-mnist-rows", "mnist", "eeg", "tweets"), of_paper=False,
