@@ -149,8 +149,8 @@ BY_READOUT = {
     "readout-learned, simultaneous": Way(rules.default(), tpsgd.simultaneous),
 }
 BY_AUXILIARY = {
-    "auxiliary": Way(rules.auxiliary(), tpsgd.sequential),
-    "auxiliary, share 0": Way(rules.auxiliary(share=0.0), tpsgd.sequential),
+    "auxiliary": Way(rules.auxiliary(share=0.9), tpsgd.sequential),
+    "auxiliary, share 0": Way(rules.auxiliary(), tpsgd.sequential),
 }
 ARMS = {
     "backprop": Arm({"backprop": Way(None)}),

@@ -62,7 +62,7 @@ ARMS_OF_DEEP_CHARACTERS = {
     "auxiliary, a layer per block": by_rule("auxiliary", blocks=7, order=sequential),
     "frozen": Arm("frozen", {"blocks": "layers"}),
 }
-TWO_LAYERS = rules.auxiliary(kernels=(1, 1), share=0)
+TWO_LAYERS = rules.auxiliary(kernels=(1, 1))
 ARMS_OF_PIXELS = {
     "backprop": BACKPROP,
     "readout-learned": by_rule("readout-learned", blocks=3, order=sequential),

@@ -165,7 +165,7 @@ def of_pixels(net: nn.Module, data: Samples) -> Row:
 # ---- arms ----------------------------------------------------------------------------------------
 
 BACKPROP = Arm()
-LOCAL = {"readout-learned": "readout-learned", "auxiliary": rules.auxiliary(share=0)}
+LOCAL = {"readout-learned": "readout-learned", "auxiliary": rules.auxiliary()}
 CONTROLS_OF_NUMBERS = {
     "frozen": Arm("frozen"),
     "frozen, ridge head": Arm("frozen", solved=True),

@@ -26,6 +26,7 @@ PROGRAMS = [  # the same program under another name is not run twice
     "search",
     "default_rule",
     "small_data",
+    "deep --small --only vit-small",
     "models",
     "targets",
     "number_scale",
