@@ -247,6 +247,8 @@ def main() -> None:
     words = ["--small"] if options.small else []
     record |= origin("deep", options.device, *words) | {"note": options.note}
     options.only = [name for name in options.only if name.endswith("small") == options.small]
+    if not options.only:
+        raise tpsgd.TpsgdError("nets whose names end in small need --small, and others do not")
     images = partial(load_images, folder=options.images, smoke=options.smoke)
     for name, arrays in with_data(options.only, lambda name: images(NETS[name].data)):
         net = NETS[name]

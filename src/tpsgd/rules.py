@@ -272,9 +272,9 @@ def auxiliary(
     come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
     average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
 
-    `kernels=(1, 1, 1)` or `(3, 3)` are nets as Belilovsky et al. have them. `share` is the weight of
-    a similarity loss, that of `predsim(convolve=False)`, here of the averages; it is left out of
-    labels that are numbers. Batch norm looks at the whole batch, so micro-batches would change it.
+    `kernels=(1, 1, 1)` or `(3, 3)` are nets as Belilovsky et al. have them. `share` is the weight
+    of a similarity loss, that of `predsim(convolve=False)`, here of the averages; it is left out
+    where labels are numbers. Batch norm looks at the whole batch, so micro-batches would change it.
 
     Examples:
         >>> auxiliary(kernels=(1, 3)).options

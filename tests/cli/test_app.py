@@ -557,6 +557,18 @@ def test_options_replace_those_of_a_recipe(says, squares):
     assert {name: settings[name] for name in chosen} == chosen
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [("", (1e-3, 0.05)), ("adam", (1e-3, 0.05)), ("sgd", (None, None))]
+)
+def test_another_optimizer_has_not_the_rate_and_the_decay_of_a_recipe(
+    says, squares, words, expected
+):
+    others = ("--recipe", "vit", "--model", "vit:1x8", "--epochs", "1", "--max-train", "8")
+    others += ("--optimizer", words) if words else ()
+    settings = json.loads(says("train", *squares[:2], *others, "--json")[1])["settings"]
+    assert (settings["lr"], settings["weight_decay"]) == expected and settings["clip"] == 1.0
+
+
 @pytest.mark.full
 def test_compare_and_plan_take_a_recipe(says, squares):
     words = ("--model", "cnn:4x3", "--epochs", "1", "--max-train", "8", "--batch-size", "4")

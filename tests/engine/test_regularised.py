@@ -8,6 +8,7 @@ import tpsgd
 from tpsgd.engine.fast.optimizer_steps import quick_step
 from tpsgd.engine.learners.optimizers import adam, make_optimizer, momentum
 from tpsgd.engine.learners.regularised import Regularised
+from tpsgd.features.run_identity import difference
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(64) % 3
@@ -67,6 +68,33 @@ def test_decay_shrinks_matrices_alone():
     tpsgd.fit(model, (x, Y), epochs=2, batch_size=64, rule="tpsgd-l2", **frozen_in_place)
     shrunk = still[0].weight * (1 - 0.05 * 0.1) ** 2
     torch.testing.assert_close(model[0].weight, shrunk)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam"])
+def test_the_decay_of_each_adam_is_no_part_of_its_gradient(name):
+    p = nn.Parameter(torch.ones(2, 2))
+    factory = Regularised(getattr(torch.optim, name), 0.5)
+    optimizer = make_optimizer(factory, {"p": p}, 0.1)
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((2, 2), 1 - 0.1 * 0.5))
+
+
+def test_a_user_s_groups_keep_their_rates():
+    def factory(params):
+        first, *others = params
+        return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}], lr=0.1)
+
+    params = dict(net().named_parameters())
+    groups = make_optimizer(Regularised(factory, 0.2), params, None).param_groups
+    rates = [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups]
+    assert rates == [(0.5, 0.2, 1), (0.1, 0.2, 1), (0.1, 0.0, 4)]
+
+
+def test_a_checkpoint_from_before_these_settings_is_of_the_same_run():
+    settings = tpsgd.fit(net(), (X, Y), epochs=1).settings
+    before = {k: v for k, v in settings.items() if k not in ("weight_decay", "clip")}
+    assert difference(before, settings) == ""
 
 
 def test_the_norm_is_that_of_a_block_and_its_local_classifier():

@@ -348,6 +348,8 @@ OTHERS = {
         plain, POINTS, {"rule": rules.drtp()}, "its rule was readout-learned, and now it is drtp",
     ),
     "seed": (plain, POINTS, {"seed": 1}, "its seed was 0, and now it is 1"),
+    "clip": (plain, POINTS, {"clip": 1.0}, "its clip was not set, and now it is 1.0"),
+    "decay": (plain, POINTS, {"weight_decay": 0.1}, "its weight_decay was not set, and now it is"),
     "order": (plain, POINTS, TOGETHER, "its order was sequential, and now it is simul"),
     "optimizer": (
         plain, POINTS, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "its optimizer was",

@@ -130,6 +130,8 @@ GRID = [
     ("mlp", {"optimizer": HEAD, "n": 50}),
     ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False, "slack": 1024}),
     ("mlp", {"rule": rules.dfa(), **TOGETHER}),
+    ("mlp", {"weight_decay": 0.1, "clip": 0.5, "optimizer": tpsgd.momentum, "slices": 4}),
+    ("norm", {"weight_decay": 0.1, "clip": 0.5, "slack": 8, **TOGETHER}),
     ("cnn", {}),
     ("cnn", {"rule": rules.readout(features=256), "reuse": False, **SAVING}),
     ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True, "slack": 8}),

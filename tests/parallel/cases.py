@@ -148,6 +148,7 @@ def settings_of_fit() -> dict[str, Case]:
             {"validation": POINTS(19), "epochs": 9, "early_stopping": EarlyStopping(1, 0.1)},
         ),
         "one cycle": plain(POINTS, together | {"lr_schedule": tpsgd.one_cycle()}),
+        "decay and clip": plain(POINTS, together | {"weight_decay": 0.1, "clip": 0.05}),
         "flips": Case(
             CNN, lambda: doubled(images(30)), together | {"augment": tpsgd.augment.flip()}
         ),
@@ -218,8 +219,9 @@ OF_SAMPLES_TOGETHER = as_micro_batches()
 ON_TWO_RANKS = [  # in make test; the others in make test-all
     "readout sequential", "readout learned simultaneous", "quartic sequential", "dfa",
     "cnn readout", "rnn drtp", "diagonal readout", "fewer samples than ranks", "micro-batches",
-    "early stopping", "one cycle", "flips", "loader, other numbers drawn", "loader, recomputed",
-    "float32", "ridge head", "rls head", "backprop", *labels_and_models(), *OF_SAMPLES_TOGETHER,
+    "early stopping", "one cycle", "decay and clip", "flips", "loader, other numbers drawn",
+    "loader, recomputed", "float32", "ridge head", "rls head", "backprop",
+    *labels_and_models(), *OF_SAMPLES_TOGETHER,
 ]  # fmt: skip
 ON_FOUR_RANKS = [
     "readout sequential", "readout learned simultaneous", "dfa", "cnn readout", "rnn drtp",

@@ -107,6 +107,7 @@ CASES = {word: (deep, POINTS, {"rule": rules.ALL[word].make()}) for word in LOCA
     "epochs by block": (deep, POINTS, {"epochs": [1, 3, 2, 0]}),
     "stopped by a callback": (deep, POINTS, {"callbacks": [stop_block_two]}),
     "one cycle": (deep, POINTS, {"lr_schedule": tpsgd.one_cycle()}),
+    "decay and clip": (deep, POINTS, {"weight_decay": 0.1, "clip": 0.05}),
     "rate by epoch": (deep, POINTS, {"lr_schedule": STEPPED, "optimizer": tpsgd.sgd}),
     "micro-batches": (deep, POINTS, {"memory": Memory(micro_batch=5)}),
     "recursive head": (
@@ -144,7 +145,7 @@ ON_TWO_RANKS = (  # in make test; the others in make test-all
     *("readout", "readout-learned", "auxiliary", "cnn, l2", "cnn, augmented"),
     *("blocks of two layers", "wide", "a small second batch", "custom modules", "validation"),
     *("early stopping", "all blocks stop early", "epochs by block", "micro-batches"),
-    *("one cycle", "recursive head", "data set", "ordered loader"),
+    *("one cycle", "decay and clip", "recursive head", "data set", "ordered loader"),
 )
 ON_FOUR_RANKS = ("readout", "cnn", "validation", "early stopping", "stopped by a callback")
 

@@ -27,7 +27,8 @@ def test_a_token_reads_its_patch_and_its_place():
 
 
 @pytest.mark.parametrize(
-    ("side", "patch"), [(8, 1), (28, None), (32, 4), (64, 8), (96, 16), (224, 16)]
+    ("side", "patch"),
+    [(1, 1), (8, 1), (28, 4), (29, None), (32, 4), (64, 8), (96, 16), (100, 20), (224, 16)],
 )
 def test_patches_suit_the_image(side, patch):
     if patch is None:
@@ -35,6 +36,24 @@ def test_patches_suit_the_image(side, patch):
             vit((3, side, side), 10)
     else:
         assert vit((3, side, side), 10, depth=1).patches.patch == patch
+
+
+@pytest.mark.parametrize(("width", "heads"), [(16, 1), (192, 3), (200, 2), (211, 1)])
+def test_heads_divide_the_width(width, heads):
+    assert vit((3, 8, 8), 10, depth=1, width=width).layer1.heads == heads
+
+
+@pytest.mark.parametrize("name", ["depth", "width", "heads", "patch", "hidden"])
+@pytest.mark.parametrize("number", [0, -4, 2.5])
+def test_sizes_are_whole_numbers(name, number):
+    with pytest.raises(tpsgd.TpsgdError, match=f"{name} must be a whole number, 1 or more, got"):
+        vit((3, 32, 32), 10, **{name: number})
+
+
+@pytest.mark.parametrize("chosen", [{"patch": 3}, {"heads": 5}, {"shape": (3, 32, 16)}], ids=str)
+def test_sizes_fit_one_another(chosen):
+    with pytest.raises(tpsgd.TpsgdError, match="square images of whole patches"):
+        vit(**{"shape": (3, 32, 32), "classes": 10, **chosen})
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, None])

@@ -275,8 +275,8 @@ class FromScratch(Training):
     recipe: str | None = setting(
         None,
         "For images: simultaneous, a rate that rises and falls to 0, flips and shifts, bf16 on a "
-        "GPU; deep: Adam, for VGGs; residual: SGD, for ResNets; vit: AdamW, for transformers. Other "
-        "options replace the recipe's.",
+        "GPU; deep: Adam, for VGGs; residual: SGD, for ResNets; vit: AdamW, for transformers. "
+        "Other options replace the recipe's; another optimizer has neither its rate nor its decay.",
         choices=("deep", "residual", "vit"),
     )
     readout_scale: float | None = setting(
@@ -303,12 +303,14 @@ class FromScratch(Training):
         settings = settings | ({"loss": self.loss or "mse"} if targets else {})
         if self.recipe is None:
             return settings
+        from tpsgd.engine.learners import optimizers
         from tpsgd.zoo import recipes
 
         recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
         del recipe["order"]  # the arm has `chosen_order`
-        if "optimizer" in settings:
-            del recipe["lr"]  # it is that of the recipe's optimizer
+        own = recipe["optimizer"] or optimizers.adam
+        if settings.get("optimizer", own) is not own:
+            del recipe["lr"], recipe["weight_decay"]  # they suit the recipe's optimizer
         return recipe | settings
 
 

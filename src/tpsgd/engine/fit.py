@@ -94,9 +94,10 @@ def fit(
         validation: held-out data, measured after every epoch.
         lr_schedule: `tpsgd.one_cycle()`, which changes the rate with every batch; or
             `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
-        weight_decay: by how much of the learning rate weights of two dimensions and more shrink with
-            every step, local classifiers' too: 5e-4 for SGD, 0.05 for Adam, which becomes AdamW.
-        clip: the largest norm of the gradients of a block; longer ones are scaled to it.
+        weight_decay: weights of two dimensions or more, local classifiers' too, shrink by this
+            times the learning rate with every step: 5e-4 for SGD, 0.05 for Adam, which becomes
+            AdamW.
+        clip: the largest norm of all gradients of a block; larger ones are scaled to it.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
             They may change numbers of the model in place, but replace nothing in it; modules that
             they put into evaluation or training mode get their mode back.
@@ -154,9 +155,10 @@ def fit(
         order=order, loss=loss, optimizer=optimizer, lr=lr, epochs=epochs,
         batch_size=batch_size, seed=seed, device=device, validation=validation,
         early_stopping=early_stopping, lr_schedule=lr_schedule,
-        weight_decay=weight_decay, clip=clip, callbacks=callbacks, progress=progress, window=window, memory=Memory.of(memory), augment=augment,
-        precision=precision, blocks=blocks, split_points=split_points, no_split=no_split,
-        checkpoint=checkpoint, parallel=parallel,
+        weight_decay=weight_decay, clip=clip, callbacks=callbacks, progress=progress,
+        window=window, memory=Memory.of(memory), augment=augment, precision=precision,
+        blocks=blocks, split_points=split_points, no_split=no_split, checkpoint=checkpoint,
+        parallel=parallel,
     )  # fmt: skip
     return fit_models([model], data, resolve(rule), settings)[0]
 

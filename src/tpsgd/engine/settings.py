@@ -336,7 +336,7 @@ class Settings:
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
             "lr_schedule": None if self.lr_schedule is None else str(name_of(self.lr_schedule)),
-            "weight_decay": self.weight_decay,
+            "weight_decay": self.weight_decay or None,  # as in checkpoints from before it
             "clip": self.clip,
             "parallel": None if self.parallel is None else str(self.parallel),
             "threads": torch.get_num_threads(),

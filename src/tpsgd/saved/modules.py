@@ -147,7 +147,7 @@ def _own_arguments(name: str, module: Any) -> dict[str, Any]:
     if name == "Diagonal":
         sizes = {"inputs": module.inputs, "units": module.hidden, "states": module.states}
         return sizes | {"loss_at": module.loss_at.value, "sequence": module.sequence}
-    if name != "Recurrent":
+    if hasattr(module, "sizes"):  # those of `zoo.vit`
         return {key: getattr(module, key) for key in module.sizes}
     names = ("inputs", "hidden", "leak", "bidirectional", "sequence")
     arguments = {key: getattr(module, key) for key in names}

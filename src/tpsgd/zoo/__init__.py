@@ -1,4 +1,4 @@
-"""Models: VGGs, ResNets, vision transformers, models by a word such as `mlp:256,256`; recipes to train deep ones.
+"""Models: VGGs, ResNets, vision transformers, or by a word such as `mlp:256,256`; recipes.
 
 Imports `engine` and what is below it.
 """

@@ -72,8 +72,9 @@ def vit(
         classes: the number of outputs.
         depth: how many layers.
         width: of a token.
-        heads: of attention. Default: one for 64 numbers of the width.
-        patch: the side of a patch. Default: an eighth of the image's, or 16 above 64 px.
+        heads: of attention. Default: one for 64 numbers of the width, or fewer that divide it.
+        patch: the side of a patch. Default: an eighth of the image's, or 16 above 64 px; if that
+            does not divide the side, the next larger number that does.
         hidden: units of each layer's perceptron. Default: twice the width.
 
     Examples:
@@ -88,15 +89,23 @@ def vit(
         head: Linear
     """
     check_image(shape, classes)
+    sizes = {"depth": depth, "width": width}
+    chosen = {"heads": heads, "patch": patch, "hidden": hidden}
+    for name, number in (sizes | {k: v for k, v in chosen.items() if v is not None}).items():
+        if not isinstance(number, int) or number < 1:
+            raise TpsgdError(f"{name} must be a whole number, 1 or more, got {number!r}")
     channels, side = shape[0], shape[-1]
-    patch = patch or (16 if side > SMALL else max(1, side // 8))
-    heads = heads or max(1, width // 64)
+    if patch is None:
+        least = 16 if side > SMALL else max(1, side // 8)
+        patch = next((n for n in range(least, side // 2 + 1) if side % n == 0), least)
+    if heads is None:
+        heads = next(n for n in range(max(1, width // 64), 0, -1) if width % n == 0)
     if shape[1] != side or side % patch or width % heads:
         raise TpsgdError(
             "a vision transformer needs square images of whole patches, and a width that the heads "
             f"divide; got {tuple(shape)}, patch={patch}, width={width}, heads={heads}"
         )
-    layers = {"patches": Patches(channels, side, patch, width)}
+    layers: dict[str, nn.Module] = {"patches": Patches(channels, side, patch, width)}
     for i in range(depth):
         layers[f"layer{i + 1}"] = EncoderLayer(width, heads, hidden or 2 * width)
     layers |= {"norm": nn.LayerNorm(width), "mean": TokenMean(), "head": nn.Linear(width, classes)}

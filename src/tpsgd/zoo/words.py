@@ -1,4 +1,4 @@
-"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `vit:8x192`, `rnn:512,512+256`, or a function's.
+"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `vit:8x192`, `rnn:512,512+256`.
 
 A function's word is `FILE.py:FUNCTION`. Recurrent words are `rnn`, or `birnn` for bidirectional
 layers: leaky cells without a prefix, the paper's cells with `paper-`, an `nn.RNN` with `torch-`;
@@ -117,12 +117,12 @@ def factory(
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if kind == "vit":
         depth, width = map(int, text.split("x"))
-        _check_memory(word, [width] * (4 * depth))
+        _check_memory(word, [width, width], times=8 * depth)
         return lambda: vit(shape, classes, depth=depth, width=width)
     if is_function(word):
         return from_file(word)
-    words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, vit:8x192, rnn:512 or lru:256"
-    hint = f"{suggestion(kind, FORMS)}; write {words} (units), FILE.py:FUNCTION"
+    words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, vit:8x192, rnn:512 or "
+    hint = f"{suggestion(kind, FORMS)}; write {words}lru:256 (units), FILE.py:FUNCTION"
     raise TpsgdError(f"unknown model {word!r}: {hint}")
 
 

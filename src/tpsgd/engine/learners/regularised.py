@@ -7,16 +7,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.maths.kernels.fused_optimizers import ADAMS
 
 
 @dataclass(frozen=True)
 class Regularised:
     """A factory's optimizer, whose matrices decay, or which limits the norm of its gradients.
 
-    Biases, scales and shifts do not decay. Adam's decay is that of AdamW, by the learning rate
-    alone (Loshchilov & Hutter, "Decoupled weight decay regularization", 2019). The norm is that of
-    all gradients of a block, its local classifier's included; under backprop, of the net.
+    Biases, scales and shifts do not decay. Adam's decay, and NAdam's and RAdam's, is that of AdamW:
+    no part of the gradient (Loshchilov & Hutter, "Decoupled weight decay regularization", 2019).
+    The norm is that of all gradients of a block, its local classifier's included; under backprop,
+    of the net.
     """
 
     factory: Any
@@ -61,7 +61,7 @@ def _decay(optimizer: Optimizer, weight_decay: float) -> None:
         raise TpsgdError(f"{type(optimizer).__name__} has no weight decay: leave weight_decay out")
     groups = []
     for group in optimizer.param_groups:
-        if isinstance(optimizer, ADAMS):
+        if "decoupled_weight_decay" in group:
             group["decoupled_weight_decay"] = True
         vectors = [p for p in group["params"] if p.dim() < 2]
         matrices = [p for p in group["params"] if p.dim() >= 2]
