@@ -1,7 +1,10 @@
 """The report: its files, the table, the plots, and that the page needs nothing else."""
 
+import csv
 import errno
+import io
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from tpsgd.common.units import size
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import ALL, arm
 from tpsgd.comparison.compare import Comparison
-from tpsgd.comparison.report import plots, table
+from tpsgd.comparison.report import plots, published, table
 from tpsgd.comparison.results import THROUGH_TIME, Result
 from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import BlockInfo, Run
@@ -310,3 +313,48 @@ def test_the_scatter_plot_shows_memory_with_kept_inputs(monkeypatch):
     total = result.largest.total_bytes / 2**20
     assert axes.get_xlabel() == "memory (MB)" and axes.get_xlim()[1] > total
     assert total in [x for line in axes.lines for x in line.get_xdata()]
+
+
+# ---- tables to publish --------------------------------------------------------------------------
+
+
+def test_a_row_has_the_number_of_restarts_and_both_differences():
+    record = close()
+    rows = {row["rule"]: row for row in published.records(record)}
+    arm = next(r for r in record.results if r.counts and r.arm.name == "tpsgd-l2")
+    row, base = rows["tpsgd-l2"], next(r for r in record.results if r.arm.reference)
+    assert row["n"] == len(arm.runs) and row["mean"] == pytest.approx(arm.accuracy[0])
+    assert row["mean_to_backprop"] == pytest.approx(arm.accuracy[0] - base.accuracy[0])
+    assert row["time_ratio"] == pytest.approx(arm.seconds / base.seconds)
+    assert rows["backprop"]["mean_to_backprop"] is None
+    plain = {each["name"]: each for each in record.as_dict()["arms"]}["tpsgd-l2"]
+    assert plain["n"] == row["n"]
+    assert plain["differences"]["backprop"]["mean"] == row["mean_to_backprop"]
+
+
+def test_csv_and_frame_have_the_same_values():
+    pandas = pytest.importorskip("pandas")
+    record = close()
+    lines = list(csv.DictReader(io.StringIO(record.to_csv())))
+    frame = record.to_frame()
+    assert isinstance(frame, pandas.DataFrame) and list(frame.index) == [x["rule"] for x in lines]
+    for line in lines:
+        if line["mean"]:
+            assert float(line["mean"]) == frame.loc[line["rule"], "mean"]
+
+
+def test_a_frame_needs_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(TpsgdError, match="pip install pandas"):
+        close().to_frame()
+
+
+def test_latex_has_a_line_for_each_arm_and_escapes_names():
+    record = close()
+    record.results[1].arm = replace(record.results[1].arm, name="50% of_a")
+    record.results[2].error, record.results[2].runs = "it diverged", []
+    text = record.to_latex()
+    assert r"50\% of\_a & " in text and text.count(r"\\") == 1 + len(record.results)
+    assert "tpsgd-l1 & 0 & --" in text
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert {line.count(" & ") for line in body.strip().splitlines()} == {6}

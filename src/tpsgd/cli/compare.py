@@ -14,7 +14,8 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show, write_then_show
-from tpsgd.common.output import output_folder, write_or_rescue
+from tpsgd.common.files import write_whole
+from tpsgd.common.output import check_new, output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
@@ -40,6 +41,8 @@ def compare(
         option("--equal seconds: the time of each run (default: that of the slowest)."),
     ] = None,
     out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
+    latex: Annotated[Path | None, option("FILE.tex: the table for a paper.")] = None,
+    csv: Annotated[Path | None, option("FILE.csv: a line for each rule.")] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +53,8 @@ def compare(
     from tpsgd.comparison import arms
     from tpsgd.rules import scale_of
 
-    options.keep_apart(data.data, model.model, out=out, checkpoint=resuming.checkpoint)
+    places = {"out": out, "latex": latex, "csv": csv, "checkpoint": resuming.checkpoint}
+    options.keep_apart(data.data, model.model, **places)
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
@@ -73,9 +77,15 @@ def compare(
     def show_json(record: "Comparison", page: Path | None) -> None:
         print(json.dumps({**record.as_dict(), "report": page and str(page)}), flush=True)
 
+    for file in filter(None, (latex, csv)):
+        check_new(file, overwrite)
     again, printed = overwrite or resuming.goes_on, show_json if as_json else show
     with resuming.interruptible():
         record = report_on(out, again, printed, samples, factory, compared, **settings)
+    if latex is not None:
+        write_whole(latex, record.to_latex().encode())
+    if csv is not None:
+        write_whole(csv, record.to_csv().encode())
     if any(result.error for result in record.results):
         raise typer.Exit(1)
 

@@ -43,6 +43,24 @@ class Comparison(Results):
             lines.append(effort(self))
         return "\n".join(lines)
 
+    def to_frame(self) -> Any:
+        """A `pandas.DataFrame` with a row for each arm: means, differences, tests, costs."""
+        from tpsgd.comparison.report import published
+
+        return published.as_frame(self)
+
+    def to_latex(self) -> str:
+        """A LaTeX table of the same, for the package booktabs."""
+        from tpsgd.comparison.report import published
+
+        return published.as_latex(self)
+
+    def to_csv(self) -> str:
+        """The same as comma-separated values."""
+        from tpsgd.comparison.report import published
+
+        return published.as_csv(self)
+
     def write(self, folder: Path | str) -> Path:
         """Write `report.html`, its plots and `results.json`; returns the file of the page."""
         from tpsgd.comparison import report

@@ -1,7 +1,7 @@
 """What a comparison records: the restarts of each arm, and the circumstances of all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import inf
 from statistics import fmean, median, stdev
@@ -9,12 +9,14 @@ from typing import Any
 
 from tpsgd.comparison.provenance import versions
 from tpsgd.comparison.scores import as_json
+from tpsgd.comparison.statistics import Difference, differences
 from tpsgd.comparison.trials import Trial
-from tpsgd.engine.arm import Arm
+from tpsgd.engine.arm import BACKPROP, Arm
 from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import Run
 
 R2 = "R²"
+REFERENCES = (BACKPROP, "frozen")  # the arms that all others are compared with by a test
 THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 
 
@@ -135,8 +137,21 @@ class Results:
             groups.setdefault(result.arm.control - result.arm.backprop, result)
         return list(groups.values())
 
+    def differences(self) -> dict[str, dict[str, Difference]]:
+        """The differences to backprop and to frozen, by the name of that arm and of the other."""
+        scores = {
+            r.arm.name: [(run.seed, a) for run, a in zip(r.runs, r.accuracies, strict=True)]
+            for r in self.results
+            if r.counts
+        }
+        return {name: differences(scores, name) for name in REFERENCES if name in scores}
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         plain = {k: v for k, v in vars(self).items() if k != "results"}
-        counts = {"asked": self.asked, "finished": self.finished}
-        return {**plain, **counts, "arms": [r.as_dict(self.numbers) for r in self.results]}
+        counts, arms = {"asked": self.asked, "finished": self.finished}, []
+        tests = self.differences()
+        for r in self.results:
+            each = {name: asdict(t[r.arm.name]) for name, t in tests.items() if r.arm.name in t}
+            arms.append(r.as_dict(self.numbers) | {"n": len(r.runs), "differences": each})
+        return {**plain, **counts, "arms": arms}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.scores import in_words
+from tpsgd.comparison.statistics import Difference
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.engine.settings import Memory
 
@@ -56,9 +57,31 @@ def remarks(comparison: Results) -> list[str]:
     if (free := settings.get("without_budget")) is not None:
         budget = Memory(settings["memory_budget"]).budget_in_words
         lines.append(f"each training run {budget}, except for {free}")
+    lines += _tests(comparison)
     if left := settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
+
+
+def _tests(comparison: Results) -> list[str]:
+    """The differences to backprop and to the frozen control that a test tells from chance."""
+    lines, numbers = [], comparison.numbers
+    for other, each in comparison.differences().items():
+        tested = {name: d for name, d in each.items() if d.p_holm is not None}
+        if not tested:
+            continue
+        kinds = " or ".join(sorted({d.test for d in tested.values()}))
+        words = [
+            f"{name} {_signed(d, numbers)}" for name, d in tested.items() if (d.p_holm or 0) < 0.05
+        ]
+        difference = ", ".join(words) or "no difference"
+        lines.append(f"to {other}, p < 0.05 ({kinds}, Holm): {difference}")
+    return lines
+
+
+def _signed(difference: Difference, numbers: bool) -> str:
+    factor, digits = (1, 3) if numbers else (100, 1)
+    return f"{factor * (difference.mean or 0.0):+.{digits}f}"
 
 
 def _search(comparison: Results) -> list[str]:

@@ -1,0 +1,118 @@
+"""A comparison as a table to publish: CSV, LaTeX, or a frame of pandas.
+
+Each arm has the number of its restarts beside their mean, and its differences to backprop and to
+the frozen control with an interval and a test.
+"""
+
+import csv
+import io
+from typing import Any
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.comparison.report.table import accuracy
+from tpsgd.comparison.results import REFERENCES, Results
+from tpsgd.comparison.statistics import Difference
+
+TABLE = r"""% {command}
+\begin{{tabular}}{{lrlllrr}}
+\toprule
+rule & $n$ & {score} & to {first} & to {second} & memory & time \\
+\midrule
+{rows}
+\bottomrule
+\end{{tabular}}
+% Differences: mean [95 \% interval]; * p < 0.05, ** p < 0.01 by {tests}, corrected by Holm.
+"""
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def records(comparison: Results) -> list[dict[str, Any]]:
+    """A row of plain values for each arm, in the order of the table."""
+    tests, base, table = comparison.differences(), comparison.reference, []
+    for result in comparison.ranked:
+        name, counts = result.arm.name, result.counts
+        mean, deviation = result.accuracy if counts else (None, None)
+        row: dict[str, Any] = {"rule": name, "n": len(result.runs), "mean": mean, "std": deviation}
+        for other in REFERENCES:
+            difference = tests.get(other, {}).get(name) or Difference(None)
+            values = {k: v for k, v in vars(difference).items() if k != "test"}
+            row |= {f"{key}_to_{other}": value for key, value in values.items()}
+            row[f"test_to_{other}"] = difference.test
+        row["seconds"] = result.seconds if counts else None
+        row["bytes"] = result.largest.total_bytes if counts else None
+        over = base if counts else None
+        row["time_ratio"] = over and row["seconds"] / over.seconds
+        row["memory_ratio"] = over and row["bytes"] / over.largest.total_bytes
+        table.append(row | {"lr": result.arm.lr, "error": result.error})
+    return table
+
+
+def as_csv(comparison: Results) -> str:
+    """Lines of values with commas between, the names first."""
+    table, text = records(comparison), io.StringIO()
+    writer = csv.DictWriter(text, [*table[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def as_frame(comparison: Results) -> Any:
+    """A `pandas.DataFrame`, a row for each arm."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise TpsgdError("to_frame needs pandas: pip install pandas") from error
+    return pandas.DataFrame(records(comparison)).set_index("rule")
+
+
+def as_latex(comparison: Results) -> str:
+    """A `tabular` with the rules of the package booktabs."""
+    samples, numbers, lines = comparison.data["test"], comparison.numbers, []
+    for row, result in zip(records(comparison), comparison.ranked, strict=True):
+        if not result.counts:
+            lines.append(rf"{escaped(row['rule'])} & {row['n']} & -- & -- & -- & -- & -- \\")
+            continue
+        score = accuracy(result, samples, numbers).replace("±", r"$\pm$")
+        differences = (_difference(row, other, numbers) for other in REFERENCES)
+        ratios = (_ratio(row[key]) for key in ("memory_ratio", "time_ratio"))
+        cells = [escaped(row["rule"]), str(row["n"]), score, *differences, *ratios]
+        lines.append(" & ".join(cells) + r" \\")
+    tests = sorted({d.test for each in comparison.differences().values() for d in each.values()})
+    return TABLE.format(
+        command=" ".join(comparison.command.split()),
+        score="$R^2$" if numbers else r"accuracy (\%)",
+        first=REFERENCES[0],
+        second=REFERENCES[1],
+        rows="\n".join(lines),
+        tests=" or ".join(filter(None, tests)) or "without a test",
+    )
+
+
+def escaped(text: str) -> str:
+    """A text without the characters that LaTeX takes as commands.
+
+    Examples:
+        >>> escaped("50 % of a_b")
+        '50 \\\\% of a\\\\_b'
+    """
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def _difference(row: dict[str, Any], other: str, numbers: bool) -> str:
+    mean, low, high, p = (row[f"{key}_to_{other}"] for key in ("mean", "low", "high", "p_holm"))
+    if mean is None:
+        return "--"
+    factor, digits = (1, 3) if numbers else (100, 1)
+    text = f"${factor * mean:+.{digits}f}$"
+    if low is None:
+        return text
+    stars = "" if p is None or p >= 0.05 else "**" if p < 0.01 else "*"
+    return f"{text}{stars} [{factor * low:.{digits}f}, {factor * high:.{digits}f}]"
+
+
+def _ratio(value: float | None) -> str:
+    return "--" if value is None else f"{value:.2f}"
