@@ -18,7 +18,7 @@ ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 PROJECTIONS = ["normal", "uniform", "binary", "orthogonal", "per_filter"]
 RULES = {word: entry.make for word, entry in rules.ALL.items()}
 RULES["tpsgd"] = lambda projection: rules.tpsgd(quartic, projection)  # any other loss
-CLASSIFIERS = ("readout", "readout-learned", "predsim", "auxiliary")  # one in every block
+CLASSIFIERS = ("readout", "readout-learned", "predsim", "auxiliary", "lls")  # one in every block
 EPOCHS = 2
 
 

@@ -27,13 +27,14 @@ TABLE = {  # signal, the last block's loss, codes for each time step, hidden blo
     "readout": (LABEL, CE, False, True, True),
     "readout-learned": (LABEL, CE, False, True, True),
     "predsim": (LABEL, CE, False, True, True),
+    "lls": (LABEL, CE, False, True, True),
     "auxiliary": (LABEL, CE, False, True, True),
     "frozen": (LABEL, CE, True, False, True),
     "random": (LABEL, CE, True, False, False),
 }
 PLACED = [
     *(rules.tpsgd_l2, rules.tpsgd_l1, partial(rules.tpsgd, smooth_l1_loss), rules.drtp),
-    *(rules.dfa, rules.sdfa, rules.readout, rules.auxiliary),
+    *(rules.dfa, rules.sdfa, rules.readout, rules.auxiliary, rules.lls),
 ]
 
 

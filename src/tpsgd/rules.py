@@ -16,6 +16,7 @@ is gradient *descent* on a local loss J_i, so all rules have the same sign conve
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
 | `auxiliary`  | CE(net of y_i, y*)          | -dJ_i/dy_i             | y*                      |
+| `lls`        | CE(B y_i / norm(y_i), y*)   | -dJ_i/dy_i             | y*                      |
 | `frozen`     | none: hidden layers are not trained, the last layer is; the control            |
 | `untrained`  | none: no layer is trained                                                      |
 
@@ -50,7 +51,7 @@ from tpsgd import objectives
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths import auxiliary as auxiliary_net
-from tpsgd.maths import pooled_objectives
+from tpsgd.maths import pooled_objectives, synchronised
 from tpsgd.maths import predsim as similarity
 from tpsgd.maths.pooling import grid_for
 from tpsgd.objectives import Objective, Place, Signal, Site
@@ -302,6 +303,33 @@ def auxiliary(
     )
 
 
+def lls(temperature: float = 1.0, cells: int = CELLS, at: Place = Place.AFTER) -> Rule:
+    """A classifier of the direction of a block's output, through fixed periodic codes.
+
+    Apolinario, Roy & Roy, "LLS: Local Learning Rule for Deep Neural Networks Inspired by Neural
+    Activity Synchronization" (2025); not in the paper. Feature maps are averaged over at most this
+    many `cells`, by default 4 x 4 as in the authors' program. Their variants with a learned
+    modulation are not here. Nothing is drawn, so restarts differ in their weights alone.
+
+    Examples:
+        >>> lls(temperature=0.5).options
+        'sines of 50 to 512, at most 16 cells, temperature 0.5'
+    """
+    if not 0 < temperature < inf or not isinstance(cells, int) or cells < 1:
+        raise TpsgdError(
+            "lls needs a temperature above 0 and whole cells, 1 or more, got "
+            f"temperature={temperature} and cells={cells}"
+        )
+
+    def objective(site: Site) -> Objective:
+        return synchronised.synchronised(site, cells, temperature)
+
+    options = f"sines of 50 to 512, at most {cells} cells, temperature {temperature:g}"
+    about = "local classifier of the output's direction through fixed periodic codes"
+    kind = {"per_step": False, "classifies": True}
+    return Rule("lls", objective, at=at, about=about, options=options, **kind)
+
+
 def frozen(loss: Loss = cross_entropy) -> Rule:
     """The control: hidden blocks are not trained, the last block is."""
     return Rule("frozen", None, loss, about="control: hidden blocks stay random")
@@ -434,6 +462,9 @@ ALL: dict[str, Entry] = {
     "readout-learned": Entry(partial(readout, True), "Mostafa et al. 2018", "#CC79A7", "p"),
     "predsim": Entry(
         predsim, "Nøkland & Eidnes 2019", "#8C564B", "H", feed_forward=False, recurrent=False
+    ),
+    "lls": Entry(
+        lls, "Apolinario et al. 2025", "#AA4499", "p", feed_forward=False, recurrent=False
     ),
     "auxiliary": Entry(
         auxiliary, "Belilovsky et al. 2020", "#332288", "h", feed_forward=False, recurrent=False

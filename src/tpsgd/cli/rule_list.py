@@ -27,6 +27,11 @@ RULES = (  # the word, what it does, its source
         "Nøkland & Eidnes 2019",
     ),
     (
+        "lls",
+        "local classifier of the output's direction through fixed periodic codes",
+        "Apolinario et al. 2025",
+    ),
+    (
         "auxiliary",
         "local classifier with a hidden layer, learned",
         "Belilovsky et al. 2020",
