@@ -326,8 +326,9 @@ def lls(temperature: float = 1.0, cells: int = CELLS, at: Place = Place.AFTER) -
 
     options = f"sines of 50 to 512, at most {cells} cells, temperature {temperature:g}"
     about = "local classifier of the output's direction through fixed periodic codes"
-    kind = {"per_step": False, "classifies": True}
-    return Rule("lls", objective, at=at, about=about, options=options, **kind)
+    return Rule(
+        "lls", objective, at=at, about=about, options=options, per_step=False, classifies=True
+    )
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev, variance
+from typing import Any
 
 PAIRED, WELCH = "paired t", "Welch"
 ROUNDING = 1e-12  # times the largest score: a standard error below it is no spread
@@ -37,8 +38,9 @@ def difference(arm: Scores, other: Scores) -> Difference:
     """
     try:
         from scipy.special import stdtr, stdtrit
-    except ImportError:  # which comes with scikit-learn
-        stdtr = stdtrit = None
+    except ImportError:  # scipy comes with scikit-learn
+        stdtr: Any = None
+        stdtrit: Any = None
     a, b = ([score for _, score in sorted(scores)] for scores in (arm, other))
     seeds, others = ([seed for seed, _ in sorted(scores)] for scores in (arm, other))
     mean, n = fmean(a) - fmean(b), len(a)

@@ -42,11 +42,12 @@ def records(comparison: Results) -> list[dict[str, Any]]:
             values = {k: v for k, v in vars(difference).items() if k != "test"}
             row |= {f"{key}_to_{other}": value for key, value in values.items()}
             row[f"test_to_{other}"] = difference.test
-        row["seconds"] = result.seconds if counts else None
-        row["bytes"] = result.largest.total_bytes if counts else None
-        over = base if counts else None
-        row["time_ratio"] = over and row["seconds"] / over.seconds
-        row["memory_ratio"] = over and row["bytes"] / over.largest.total_bytes
+        costs: list[float | None] = [None] * 4
+        if counts:
+            costs[:2] = seconds, size = result.seconds, result.largest.total_bytes
+            if base is not None:
+                costs[2:] = seconds / base.seconds, size / base.largest.total_bytes
+        row |= zip(("seconds", "bytes", "time_ratio", "memory_ratio"), costs, strict=True)
         table.append(row | {"lr": result.arm.lr, "error": result.error})
     return table
 
