@@ -303,29 +303,23 @@ def auxiliary(
     )
 
 
-def lls(temperature: float = 1.0, cells: int = CELLS, at: Place = Place.AFTER) -> Rule:
+def lls(temperature: float = 1.0, at: Place = Place.AFTER) -> Rule:
     """A classifier of the direction of a block's output, through fixed periodic codes.
 
     Apolinario, Roy & Roy, "LLS: Local Learning Rule for Deep Neural Networks Inspired by Neural
-    Activity Synchronization" (2025); not in the paper. Feature maps are averaged over at most this
-    many `cells`, by default 4 x 4 as in the authors' program. Their variants with a learned
-    modulation are not here. Nothing is drawn, so restarts differ in their weights alone.
+    Activity Synchronization" (2025); not in the paper. Feature maps are averaged over at most 4 x 4
+    cells, as in the authors' program. Their variants with a learned modulation are not here.
+    Nothing is drawn, so restarts differ in their weights alone.
 
     Examples:
         >>> lls(temperature=0.5).options
         'sines of 50 to 512, at most 16 cells, temperature 0.5'
     """
-    if not 0 < temperature < inf or not isinstance(cells, int) or cells < 1:
-        raise TpsgdError(
-            "lls needs a temperature above 0 and whole cells, 1 or more, got "
-            f"temperature={temperature} and cells={cells}"
-        )
-
-    def objective(site: Site) -> Objective:
-        return synchronised.synchronised(site, cells, temperature)
-
-    options = f"sines of 50 to 512, at most {cells} cells, temperature {temperature:g}"
+    if not isinstance(temperature, (int, float)) or not 0 < temperature < inf:
+        raise TpsgdError(f"temperature must be a number above 0, got {temperature!r}")
+    options = f"sines of 50 to 512, at most {CELLS} cells, temperature {temperature:g}"
     about = "local classifier of the output's direction through fixed periodic codes"
+    objective = partial(synchronised.synchronised, most=CELLS, temperature=temperature)
     return Rule(
         "lls", objective, at=at, about=about, options=options, per_step=False, classifies=True
     )

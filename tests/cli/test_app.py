@@ -627,3 +627,15 @@ def test_the_scale_of_readout_is_an_option(says):
     assert "calibrated, scale 3" in options["readout"] and "calibrated" not in options["drtp"]
     code, _, err = says("train", *SMALL, "--rule", "drtp", "--readout-scale", "3")
     assert code == 2 and "drtp has no scale" in err
+
+
+def test_published_tables_go_where_there_is_no_folder_yet(says, folder):
+    words = ("compare", *SMALL, "--rules", "lls", "--restarts", "1", "--out", "report")
+    code, _, err = says(*words, "--latex", "new/x.tex", "--csv", "new/x.csv")
+    assert code == 0, err
+    assert Path("new/x.tex").read_text().startswith("% tpsgd compare")
+    assert Path("new/x.csv").read_text().startswith("rule,n,mean")
+    code, _, err = says(*words, "--latex", "same", "--csv", "same")
+    assert code == 2 and "name the same file" in err and not Path("same").exists()
+    code, _, err = says(*words, "--latex", "new/x.tex")
+    assert code == 2 and "already there" in err

@@ -358,3 +358,12 @@ def test_latex_has_a_line_for_each_arm_and_escapes_names():
     assert "tpsgd-l1 & 0 & --" in text
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
     assert {line.count(" & ") for line in body.strip().splitlines()} == {6}
+
+
+def test_latex_says_when_there_is_no_test():
+    record = close()
+    for result in record.results:
+        result.accuracies, result.runs = result.accuracies[:1], result.runs[:1]
+    footer = record.to_latex().splitlines()[-1]
+    assert footer == "% Differences: mean."
+    assert {row["std"] for row in published.records(record)} == {None}

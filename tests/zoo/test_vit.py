@@ -28,7 +28,7 @@ def test_a_token_reads_its_patch_and_its_place():
 
 @pytest.mark.parametrize(
     ("side", "patch"),
-    [(1, 1), (8, 1), (28, 4), (29, None), (32, 4), (64, 8), (96, 16), (100, 20), (224, 16)],
+    [(1, 1), (8, 2), (28, 4), (29, None), (32, 4), (64, 8), (96, 16), (100, 20), (224, 16)],
 )
 def test_patches_suit_the_image(side, patch):
     if patch is None:

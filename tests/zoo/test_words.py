@@ -73,7 +73,7 @@ def test_any_mlp_fits_its_data(widths, shape, classes):
         ("cnn:4x3,", "cannot read"),
         ("cnn:4x9", r"leaves nothing of images of 8 x 8 pixels"),
         ("cnn:4x5,4x5", "leaves nothing"),
-        ("resnet:18", "unknown model 'resnet:18'.*mlp:256,256"),
+        ("resnext:18", "unknown model 'resnext:18'.*mlp:256,256"),
         ("lstm:16", "unknown model 'lstm:16'.*rnn:512"),
         ("mpl:16", r"unknown model 'mpl:16': did you mean 'mlp'\?"),
         ("paper-rn:16", r"did you mean 'paper-rnn'\?"),
@@ -268,3 +268,11 @@ def test_vgg_has_a_norm_after_every_layer_but_the_last():
 def test_a_vgg_that_cannot_be(word, options, message):
     with pytest.raises(TpsgdError, match=message):
         factory(word, (3, 16, 16), 5, **options)
+
+
+@pytest.mark.parametrize(("side", "kernel"), [(32, 3), (64, 7)])
+def test_a_resnet_has_a_word(side, kernel):
+    net = factory("resnet:18", (3, side, side), 10)()
+    assert net.conv1.kernel_size == (kernel, kernel) and len(tpsgd.split(net)) == 10
+    with pytest.raises(TpsgdError, match="write resnet:18 or resnet:34"):
+        factory("resnet:50", (3, side, side), 10)

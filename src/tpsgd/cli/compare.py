@@ -14,7 +14,8 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show, write_then_show
-from tpsgd.common.files import write_whole
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import writable_folder, write_whole
 from tpsgd.common.output import check_new, output_folder, write_or_rescue
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def compare(
     def show_json(record: "Comparison", page: Path | None) -> None:
         print(json.dumps({**record.as_dict(), "report": page and str(page)}), flush=True)
 
+    if latex is not None and latex == csv:
+        raise TpsgdError("--latex and --csv name the same file")
     for file in filter(None, (latex, csv)):
+        writable_folder(file.parent)
         check_new(file, overwrite)
     again, printed = overwrite or resuming.goes_on, show_json if as_json else show
     with resuming.interruptible():

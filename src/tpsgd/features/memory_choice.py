@@ -105,4 +105,5 @@ def _why(net: Net, in_turn: bool, settings: Settings) -> str:
         return f"block {number + 1} has class codes, and derivatives of several time steps"
     earlier_blocks = settings.checkpoint and number
     more = "; a checkpoint keeps the state of earlier blocks" if earlier_blocks else ""
-    return f"block {number + 1} has class codes, and their optimizer state{more}"
+    state = ", and their optimizer state" if learner.objective.learned else ""
+    return f"block {number + 1} has class codes{state}{more}"

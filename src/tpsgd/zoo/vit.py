@@ -73,8 +73,8 @@ def vit(
         depth: how many layers.
         width: of a token.
         heads: of attention. Default: one for 64 numbers of the width, or fewer that divide it.
-        patch: the side of a patch. Default: an eighth of the image's, or 16 above 64 px; if that
-            does not divide the side, the next larger number that does.
+        patch: the side of a patch. Default: an eighth of the image's, or 16 above 64 px, but 2 or
+            more; if that does not divide the side, the next larger number that does.
         hidden: units of each layer's perceptron. Default: twice the width.
 
     Examples:
@@ -96,7 +96,7 @@ def vit(
             raise TpsgdError(f"{name} must be a whole number, 1 or more, got {number!r}")
     channels, side = shape[0], shape[-1]
     if patch is None:
-        least = 16 if side > SMALL else max(1, side // 8)
+        least = 16 if side > SMALL else min(side, max(2, side // 8))
         patch = next((n for n in range(least, side // 2 + 1) if side % n == 0), least)
     if heads is None:
         heads = next(n for n in range(max(1, width // 64), 0, -1) if width % n == 0)

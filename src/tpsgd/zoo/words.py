@@ -26,6 +26,7 @@ from tpsgd.nets.cuts.split import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.zoo import vgg
+from tpsgd.zoo.resnet import resnet
 from tpsgd.zoo.vit import vit
 
 Factory = Callable[[], nn.Module]
@@ -47,6 +48,7 @@ FORMS = {  # the pattern of the text after the colon, and an example
     "mlp": (NUMBERS, "widths like mlp:256,128"),
     "cnn": (LAYERS, "layers like cnn:16x5 (filters x kernel)"),
     "vgg": ("|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16"),
+    "resnet": ("18|34", "resnet:18 or resnet:34"),
     "vit": (rf"{NUMBER}x{NUMBER}", "layers and width like vit:8x192"),
     **dict.fromkeys(CELLS, (rf"{NUMBERS}(\+{NUMBERS})?", UNITS)),
 }
@@ -111,9 +113,11 @@ def factory(
         _check_images(word, shape, layers)
         _check_memory(word, [shape[0], *(n for n, _ in layers), classes], layers[0][1] ** 2)
         return lambda: cnn(shape, layers, classes, act)
-    if kind == "vgg":
+    if kind in ("vgg", "resnet"):
         if activation not in ("leaky-relu", "relu"):  # the first is the default of other models
             raise TpsgdError(f"{word} has ReLUs: leave the activation {activation!r} out")
+        if kind == "resnet":
+            return lambda: resnet(int(text), shape, classes, small=max(shape[1:], default=0) < 64)
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if kind == "vit":
         depth, width = map(int, text.split("x"))

@@ -21,13 +21,10 @@ rule & $n$ & {score} & to {first} & to {second} & memory & time \\
 {rows}
 \bottomrule
 \end{{tabular}}
-% Differences: mean [95 \% interval]; * p < 0.05, ** p < 0.01 by {tests}, corrected by Holm.
+% Differences: mean{tests}.
 """
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater"}
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {c: rf"\text{n}{{}}" for c, n in NAMES.items()}
 
 
 def records(comparison: Results) -> list[dict[str, Any]]:
@@ -36,6 +33,7 @@ def records(comparison: Results) -> list[dict[str, Any]]:
     for result in comparison.ranked:
         name, counts = result.arm.name, result.counts
         mean, deviation = result.accuracy if counts else (None, None)
+        deviation = deviation if len(result.runs) > 1 else None
         row: dict[str, Any] = {"rule": name, "n": len(result.runs), "mean": mean, "std": deviation}
         for other in REFERENCES:
             difference = tests.get(other, {}).get(name) or Difference(None)
@@ -77,19 +75,20 @@ def as_latex(comparison: Results) -> str:
         if not result.counts:
             lines.append(rf"{escaped(row['rule'])} & {row['n']} & -- & -- & -- & -- & -- \\")
             continue
-        score = accuracy(result, samples, numbers).replace("±", r"$\pm$")
+        score = f"${accuracy(result, samples, numbers)}$".replace("±", r"\pm")
         differences = (_difference(row, other, numbers) for other in REFERENCES)
         ratios = (_ratio(row[key]) for key in ("memory_ratio", "time_ratio"))
         cells = [escaped(row["rule"]), str(row["n"]), score, *differences, *ratios]
         lines.append(" & ".join(cells) + r" \\")
-    tests = sorted({d.test for each in comparison.differences().values() for d in each.values()})
+    kinds = {d.test for each in comparison.differences().values() for d in each.values()}
+    tests = " or ".join(sorted(filter(None, kinds)))
     return TABLE.format(
         command=" ".join(comparison.command.split()),
         score="$R^2$" if numbers else r"accuracy (\%)",
         first=REFERENCES[0],
         second=REFERENCES[1],
         rows="\n".join(lines),
-        tests=" or ".join(filter(None, tests)) or "without a test",
+        tests=tests and rf" [95 \% interval]; * p < 0.05, ** p < 0.01, {tests}, Holm's correction",
     )
 
 
@@ -112,7 +111,7 @@ def _difference(row: dict[str, Any], other: str, numbers: bool) -> str:
     if low is None:
         return text
     stars = "" if p is None or p >= 0.05 else "**" if p < 0.01 else "*"
-    return f"{text}{stars} [{factor * low:.{digits}f}, {factor * high:.{digits}f}]"
+    return f"{text}{stars} $[{factor * low:.{digits}f}, {factor * high:.{digits}f}]$"
 
 
 def _ratio(value: float | None) -> str:
