@@ -322,6 +322,7 @@ def test_sequential_freezes_a_block_once_it_is_trained():
 DEEP = {
     "predsim": rules.predsim,
     "auxiliary": rules.auxiliary,
+    "lls": rules.lls,
     "auxiliary, similar": lambda: rules.auxiliary(share=0.9),
     "predsim, no convolution": lambda: rules.predsim(share=0.9, convolve=False),
     "l2, pooled and standardised": lambda: rules.tpsgd_l2(features=16, standardise=True),

@@ -57,8 +57,8 @@ class Target:
         ):
             numbers = False
         elif loss is None:  # yes and no, or probabilities that do not add up: say which loss
-            one = y.dim() == 1 or shape == (1,)
-            inside = (y == 0) | (y == 1) if one else (y >= 0) & (y <= 1)
+            single = y.dim() == 1 or shape == (1,)
+            inside = (y == 0) | (y == 1) if single else (y >= 0) & (y <= 1)
             numbers = not bool(inside.all())
         else:
             numbers = True

@@ -169,7 +169,7 @@ def test_a_rule_that_does_nothing():
 
 
 def test_something_that_is_no_rule():
-    with pytest.raises(TpsgdError, match="check_rule takes a Rule, got function"):
+    with pytest.raises(TpsgdError, match="check_rule takes a Rule or its name, got function"):
         check_rule(rules.drtp)
 
 

@@ -308,8 +308,8 @@ class FromScratch(Training):
 
         recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
         del recipe["order"]  # the arm has `chosen_order`
-        own = recipe["optimizer"] or optimizers.adam
-        if settings.get("optimizer", own) is not own:
+        suited = recipe["optimizer"] or optimizers.adam
+        if settings.get("optimizer", suited) is not suited:
             del recipe["lr"], recipe["weight_decay"]  # they suit the recipe's optimizer
         return recipe | settings
 

@@ -37,14 +37,14 @@ class NewOrSaved(options.Model):
     """A new model, or a saved one to go on from."""
 
     model: str = setting("mlp:256", options.MODELS + " Or a folder of: tpsgd train --save.")
-    made_by: str | None = setting(
+    factory_file: str | None = setting(
         None, "--model FOLDER: the FILE.py:FUNCTION that made it, if it was your own.", "--factory"
     )
 
     def saved(self, data: options.DataOptions) -> "tpsgd.Trained | None":
         """The model to go on from; None if there is no such folder."""
         if not Path(self.model).expanduser().is_dir():
-            if self.made_by is not None:
+            if self.factory_file is not None:
                 raise TpsgdError("--factory is for a saved model: add --model FOLDER")
             return None
         chosen = [*options.changed(self), *options.changed(data)]
@@ -53,7 +53,7 @@ class NewOrSaved(options.Model):
                 f"the model in {self.model} has its own columns, scaling and layers: leave "
                 f"{', '.join(refused)} out"
             )
-        trained = tpsgd.load(self.model, factory=self.made_by)
+        trained = tpsgd.load(self.model, factory=self.factory_file)
         label = {} if data.label is None else {"label": data.label}
         return replace(trained, inputs=trained.inputs | label)
 
@@ -123,9 +123,9 @@ def train(
             run.settings = {**notes, **run.settings}
             record = {"r2" if samples.targets else "accuracy": score, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
-            own = model.made_by or (model.model if is_function(model.model) else None)
+            file = model.factory_file or (model.model if is_function(model.model) else None)
             description = {"classes": samples.classes, "inputs": samples.inputs}
-            description |= {"factory": own if arm.factory is None else None}
+            description |= {"factory": file if arm.factory is None else None}
 
             def write() -> list[Path]:
                 files: list[Path] = []

@@ -16,6 +16,7 @@ from tpsgd.comparison import equal as equally
 from tpsgd.comparison.arms import arm, suited, with_controls
 from tpsgd.comparison.finished_runs import COMPARISON, FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
+from tpsgd.comparison.report import published
 from tpsgd.comparison.report.table import effort, failures, head, rows
 from tpsgd.comparison.results import R2, Result, Results
 from tpsgd.comparison.scores import as_data, target_of
@@ -45,20 +46,18 @@ class Comparison(Results):
 
     def to_frame(self) -> Any:
         """A `pandas.DataFrame` with a row for each arm: means, differences, tests, costs."""
-        from tpsgd.comparison.report import published
-
-        return published.as_frame(self)
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise TpsgdError("to_frame needs pandas: pip install pandas") from error
+        return DataFrame(published.records(self)).set_index("rule")
 
     def to_latex(self) -> str:
         """A LaTeX table of the same, for the package booktabs."""
-        from tpsgd.comparison.report import published
-
         return published.as_latex(self)
 
     def to_csv(self) -> str:
         """The same as comma-separated values."""
-        from tpsgd.comparison.report import published
-
         return published.as_csv(self)
 
     def write(self, folder: Path | str) -> Path:

@@ -9,11 +9,11 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Objective, Site, differentiate
-from tpsgd.rules import Rule
+from tpsgd.rules import ALL, Rule
 from tpsgd.train import simultaneous
 
 
-def check_rule(rule: Rule) -> None:
+def check_rule(rule: Rule | str) -> None:
     """Raise a `TpsgdError` that says what is wrong with a rule, if anything is.
 
     - its closed form, where it has one, equals autograd on its loss, in float64;
@@ -26,8 +26,9 @@ def check_rule(rule: Rule) -> None:
         >>> from tpsgd import rules
         >>> check_rule(rules.tpsgd_l2())
     """
+    rule = ALL[rule].make() if isinstance(rule, str) and rule in ALL else rule
     if not isinstance(rule, Rule):
-        raise TpsgdError(f"check_rule takes a Rule, got {type(rule).__name__}")
+        raise TpsgdError(f"check_rule takes a Rule or its name, got {type(rule).__name__}")
     for problem in _problems(rule):
         raise TpsgdError(f"{rule.name}: {problem}")
 

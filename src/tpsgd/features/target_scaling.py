@@ -199,8 +199,8 @@ class Outputs:
         form = form_for([model], request.layers[0], request.samples, True, request.settings, device)
         self.form = replace(form, channels_last=False, precision=None)
         self.plain = self._of(self.form(request.samples))
-        own = [m for m in model.modules() if _has_tensors(m)]  # the last may be a batch norm
-        layers = own[-1:] if own and type(own[-1]) in KINDS else []
+        modules = [m for m in model.modules() if _has_tensors(m)]  # the last may be a batch norm
+        layers = modules[-1:] if modules and type(modules[-1]) in KINDS else []
         learns = layers and all(p.requires_grad for p in layers[-1].parameters())
         if learns and self.plain is not None and self._follow(layers[-1]):
             self.layer: Any = layers[-1]

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from helpers import same, seeded, state
+from helpers import leaves, same, seeded, state
 from published import DENSE_OUTPUTS, NETS, params
 from torch import fx, nn
 from torch.nn import functional as F
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import TpsgdError, rules, split
 from tpsgd.engine.sources.inputs import inputs
+from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.cuts import traced
 from tpsgd.nets.cuts.sections import Section
 from tpsgd.nets.cuts.split import layers_of
@@ -105,6 +106,37 @@ def test_every_block_learns_in_place(name, order):
     assert 0 <= tpsgd.evaluate(model, (samples(24), labels)) <= 1
     if name in ("GRU", "LSTM"):
         assert run.blocks[0].learning == "autograd through time"
+
+
+@pytest.mark.parametrize("rule", ["auxiliary", "tpsgd-l2", "dfa"])
+@pytest.mark.parametrize("name", params(ALL))
+def test_a_graph_ends_at_the_parameters_of_its_block(name, rule, monkeypatch):
+    learning = set()
+
+    def watched(self, params, x, forward=Autograd.forward):
+        saved = forward(self, params, x)
+        parameters = set(map(id, self.block.named_parameters().values()))
+        reached = {id(leaf) for y in saved.values() if torch.is_tensor(y) for leaf in leaves(y)}
+        assert reached <= parameters and not data_of(x).requires_grad
+        if reached:
+            learning.add(self.block.index)
+        return saved
+
+    monkeypatch.setattr(Autograd, "forward", watched)
+    make, samples, count = ALL[name]
+    model, x = seeded(make), samples(8)
+    y = torch.arange(8) % 4 if name in NETS else labels_of_positions(model, x)
+    order = tpsgd.simultaneous if rule == "dfa" else tpsgd.sequential
+    run = tpsgd.fit(model, (x, y), rule=rule, order=order, loss="cross_entropy", epochs=1)
+    by_autograd = [i for i, b in enumerate(run.blocks) if b.learning != "closed form"]
+    assert len(run.blocks) == count and learning == set(by_autograd)
+
+
+def labels_of_positions(model, x):
+    out = answer(model(inputs(x)))
+    classes_last = out.movedim(1, -1) if out.dim() == 4 else out
+    shape, classes = classes_last.shape[:-1], classes_last.shape[-1]
+    return (torch.arange(shape.numel()) % classes).view(shape)
 
 
 # ---- against Sequentials and loops by hand -------------------------------------------------------

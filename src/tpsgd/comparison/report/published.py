@@ -8,8 +8,7 @@ import csv
 import io
 from typing import Any
 
-from tpsgd.common.errors import TpsgdError
-from tpsgd.comparison.report.table import accuracy
+from tpsgd.comparison.report.table import accuracy, difference_in
 from tpsgd.comparison.results import REFERENCES, Results
 from tpsgd.comparison.statistics import Difference
 
@@ -59,15 +58,6 @@ def as_csv(comparison: Results) -> str:
     return text.getvalue()
 
 
-def as_frame(comparison: Results) -> Any:
-    """A `pandas.DataFrame`, a row for each arm."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise TpsgdError("to_frame needs pandas: pip install pandas") from error
-    return pandas.DataFrame(records(comparison)).set_index("rule")
-
-
 def as_latex(comparison: Results) -> str:
     """A `tabular` with the rules of the package booktabs."""
     samples, numbers, lines = comparison.data["test"], comparison.numbers, []
@@ -77,7 +67,8 @@ def as_latex(comparison: Results) -> str:
             continue
         score = f"${accuracy(result, samples, numbers)}$".replace("±", r"\pm")
         differences = (_difference(row, other, numbers) for other in REFERENCES)
-        ratios = (_ratio(row[key]) for key in ("memory_ratio", "time_ratio"))
+        ratios = [row[key] for key in ("memory_ratio", "time_ratio")]
+        ratios = ["--" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         cells = [escaped(row["rule"]), str(row["n"]), score, *differences, *ratios]
         lines.append(" & ".join(cells) + r" \\")
     kinds = {d.test for each in comparison.differences().values() for d in each.values()}
@@ -106,13 +97,9 @@ def _difference(row: dict[str, Any], other: str, numbers: bool) -> str:
     mean, low, high, p = (row[f"{key}_to_{other}"] for key in ("mean", "low", "high", "p_holm"))
     if mean is None:
         return "--"
-    factor, digits = (1, 3) if numbers else (100, 1)
-    text = f"${factor * mean:+.{digits}f}$"
+    text = f"${difference_in(mean, numbers)}$"
     if low is None:
         return text
     stars = "" if p is None or p >= 0.05 else "**" if p < 0.01 else "*"
-    return f"{text}{stars} $[{factor * low:.{digits}f}, {factor * high:.{digits}f}]$"
-
-
-def _ratio(value: float | None) -> str:
-    return "--" if value is None else f"{value:.2f}"
+    interval = ", ".join(difference_in(end, numbers, "") for end in (low, high))
+    return f"{text}{stars} $[{interval}]$"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.scores import in_words
-from tpsgd.comparison.statistics import Difference
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.engine.settings import Memory
 
@@ -72,16 +71,18 @@ def _tests(comparison: Results) -> list[str]:
             continue
         kinds = " or ".join(sorted({d.test for d in tested.values()}))
         words = [
-            f"{name} {_signed(d, numbers)}" for name, d in tested.items() if (d.p_holm or 0) < 0.05
+            f"{name} {difference_in(d.mean or 0.0, numbers)}"
+            for name, d in tested.items()
+            if (d.p_holm or 0) < 0.05
         ]
         difference = ", ".join(words) or "no difference"
         lines.append(f"to {other}, p < 0.05 ({kinds}, Holm): {difference}")
     return lines
 
 
-def _signed(difference: Difference, numbers: bool) -> str:
-    factor, digits = (1, 3) if numbers else (100, 1)
-    return f"{factor * (difference.mean or 0.0):+.{digits}f}"
+def difference_in(score: float, numbers: bool, sign: str = "+") -> str:
+    """A difference of accuracies in points, or of R², with its sign."""
+    return f"{score:{sign}.3f}" if numbers else f"{100 * score:{sign}.1f}"
 
 
 def _search(comparison: Results) -> list[str]:

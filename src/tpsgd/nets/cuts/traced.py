@@ -33,6 +33,7 @@ from tpsgd.nets.model_inputs import ANSWERS
 from tpsgd.nets.modes import attributes_restored
 
 Leaves = list[tuple[str, nn.Module]]
+CONSTANT = "_tensor_constant"  # how fx names tensors that a `forward` makes
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 GIVE_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
@@ -179,33 +180,35 @@ def _graph(
             model.train(training)
             try:
                 graph = tracer.trace(model, concrete_args=dict(absent))
+                constants = {k: v for k, v in vars(model).items() if k.startswith(CONSTANT)}
+                break
             except Exception as error:  # whatever a model does with what is no tensor
-                if isinstance(error, Question) and not tracer.open:
-                    known = answer(error, model, samples)
-                    if known is not None:
-                        answers.append(known)
-                        continue
                 around = [path for path in tracer.open if path not in opaque]
-                if not around:
-                    reason = (str(error) or type(error).__name__).splitlines()[0]
-                    if "__cuda_array_interface__" in reason:
-                        reason = "it gives a tensor to a function that needs its numbers"
-                    if isinstance(error, Question) and samples is None:
-                        reason += "; or by a size, which the shape of a sample would tell"
+                size = None
+                if isinstance(error, Question) and not tracer.open:
+                    size = answer(error, model, samples)
+                if size is not None:
+                    answers.append(size)
+                elif around:
+                    opaque.add(around[-1])
+                else:
+                    reason = _reason(error, samples is None)
                     raise Untraceable(f"{reason} ({_line(model, error)})") from error
-                opaque.add(around[-1])
-                continue
-            constants = {k: v for k, v in vars(model).items() if k.startswith("_tensor_constant")}
-        names = inspect.signature(model.forward).parameters
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        for name, node in zip(names, placeholders, strict=False):
-            if name in absent:
-                _erase(graph, node)
-            elif str(node.target).startswith("*"):  # *args and **options, which are empty
-                if node.users:
-                    raise Untraceable(f"it reads {node.target}")
-                graph.erase_node(node)
-        return graph, tracer.calls, constants
+    _erase_absent(graph, model, absent)
+    return graph, tracer.calls, constants
+
+
+def _erase_absent(graph: fx.Graph, model: nn.Module, absent: dict[str, Any]) -> None:
+    """Erase the arguments of `forward` that the model does not get."""
+    names = inspect.signature(model.forward).parameters
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for name, node in zip(names, placeholders, strict=False):
+        if name in absent:
+            _erase(graph, node)
+        elif str(node.target).startswith("*"):  # *args and **options, which are empty
+            if node.users:
+                raise Untraceable(f"it reads {node.target}")
+            graph.erase_node(node)
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
@@ -213,6 +216,16 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
     for user in list(node.users):
         _erase(graph, user)
     graph.erase_node(node)
+
+
+def _reason(error: Exception, without_sample: bool) -> str:
+    """Why tracing ended."""
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    if "__cuda_array_interface__" in reason:
+        return "it gives a tensor to a function that needs its numbers"
+    asks_for_a_size = isinstance(error, Question) and without_sample
+    more = "; or by a size, which the shape of a sample would tell"
+    return reason + more * asks_for_a_size
 
 
 def _line(model: nn.Module, error: BaseException) -> str:
@@ -230,9 +243,9 @@ def _absent(model: nn.Module, inputs: Sequence[str | int]) -> dict[str, Any]:
     """The arguments of `forward` that the model will not get, with their defaults."""
     parameters = inspect.signature(model.forward).parameters
     names = dict(enumerate(parameters))
-    given = {names.get(i, i) if isinstance(i, int) else i for i in inputs or [0]}
+    present = {names.get(i, i) if isinstance(i, int) else i for i in inputs or [0]}
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-    return {name: value for name, value in defaults.items() if name not in given}
+    return {name: value for name, value in defaults.items() if name not in present}
 
 
 # ---- from the graph to modules -------------------------------------------------------------------
