@@ -9,6 +9,7 @@ test samples are used.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,18 +59,21 @@ TASKS: dict[str, Callable[[int], Pair]] = {
     "friction": targets_data.friction,
     "diabetes": targets_data.diabetes,
 }
-ARMS: dict[str, float | None] = {"backprop": None} | {f"{scale:g}": scale for scale in SCALES}
+ARMS: dict[str, Any] = {
+    "backprop": None,
+    **{f"{n:g}": rules.readout(learned=True, scale=n, calibrate=True) for n in SCALES},
+    "frozen": rules.frozen(),
+}
 
 
-def r2(data: Samples, depth: int, scale: float | None, lr: float | None, seed: int) -> float:
-    """R² of held-out samples, after training by backprop or at a scale."""
+def r2(data: Samples, depth: int, rule: Any, lr: float | None, seed: int) -> float:
+    """R² of held-out samples, after training by backprop or a rule."""
     learned, held_out = hold_out_last(*data, len(data[0]) // 5)
     torch.manual_seed(seed)
     net = mlp((data[0].shape[1],), [64] * depth, 1, nn.ReLU)
-    if scale is None:
+    if rule is None:
         tpsgd.fit_backprop(net, learned, lr=lr, seed=seed, progress=False)
     else:
-        rule = rules.readout(learned=True, scale=scale, calibrate=True)
         tpsgd.fit(net, learned, rule=rule, lr=lr, seed=seed, progress=False)
     return tpsgd.evaluate(net, held_out)
 
@@ -86,13 +90,13 @@ def main() -> None:
             for word, lr in RATES.items():
                 key = f"{name}, {depth} hidden, {word}"
                 rows: dict[str, Row] = record.setdefault("tables", {}).setdefault(key, {})
-                for arm, scale in ARMS.items():
+                for arm, rule in ARMS.items():
                     if is_complete(rows.get(arm), restarts, options):
                         continue
                     pairs = [load(seed)[0] for seed in range(restarts)]
                     if options.smoke:
                         pairs = [(x[:100], y[:100]) for x, y in pairs]
-                    score = partial(r2, depth=depth, scale=scale, lr=lr)
+                    score = partial(r2, depth=depth, rule=rule, lr=lr)
                     scores = [score(pair, seed=seed) for seed, pair in enumerate(pairs)]
                     rows[arm] = accuracies(scores)
                     print(f"{key:28} {arm:9} {rows[arm]['accuracy']:.3f}", flush=True)
