@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import tpsgd
-from experiments import stand_in
 from experiments.merge import read
 from tpsgd.common.files import writable_folder, write_whole
 from tpsgd.comparison.provenance import machine, versions
@@ -45,7 +44,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def load(name: str, options: argparse.Namespace) -> tpsgd.data.Data:
     """A data set, or artificial samples in its form for `--smoke`."""
     if options.smoke:
-        return stand_in.data(name)
+        return _stand_in(name)
     return tpsgd.data.load(name, max_train=getattr(options, "max_train", None))
 
 
@@ -150,8 +149,15 @@ def load_images(
     """Images and classes, to train and to test on; from NAME.npz in a folder if there is one."""
     file = None if folder is None else folder / f"{name}.npz"
     if smoke or file is None or not file.exists():
-        loaded = stand_in.data(name) if smoke else tpsgd.data.load(name)
+        loaded = _stand_in(name) if smoke else tpsgd.data.load(name)
         return (*loaded.train, *loaded.test)
     arrays = np.load(file)
     x, y, x_test, y_test = (torch.from_numpy(arrays[k]) for k in ("x", "y", "x_test", "y_test"))
     return x, y.long(), x_test, y_test.long()
+
+
+def _stand_in(name: str) -> tpsgd.data.Data:
+    """Artificial samples, which need a plug-in that real ones do not."""
+    from experiments import stand_in
+
+    return stand_in.data(name)
