@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tpsgd.maths.kernels import through_norm
 from tpsgd.maths.kernels.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
@@ -214,10 +215,13 @@ class ClosedForm:
         norm = self.norm
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm) and saved.stats
         weight, _ = self._weights(params, 1)
-        stats = (norm.running_mean, norm.running_var, *saved.stats)
-        dout, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dz, saved.layer_out, weight, *stats, norm.training, norm.eps, (True, True, True)
-        )
+        if norm.training and self.in_place and through_norm.suits(dz, saved.layer_out):
+            dout, dweight, dbias = through_norm.in_place(dz, saved.layer_out, weight, *saved.stats)
+        else:
+            stats = (norm.running_mean, norm.running_var, *saved.stats)
+            dout, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+                dz, saved.layer_out, weight, *stats, norm.training, norm.eps, (True, True, True)
+            )
         key = f"{self.index + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout

@@ -44,10 +44,10 @@ def rounded(
     """An objective's arguments in one number format.
 
     In a lower precision that is float32 for vectors, which are small, and the precision itself for
-    feature maps.
+    feature maps; the tensors that an objective multiplies are rounded too, its vectors are not.
     """
     if precision is None:
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    return (y.to(dtype), s, *(t.to(dtype) for t in tensors))
+    return (y.to(dtype), s, *(t if t.dim() == 1 else t.to(dtype) for t in tensors))

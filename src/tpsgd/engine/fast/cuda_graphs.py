@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.engine.device import side_stream, update_stream
+from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.engine.sources.augment import Augmented
 from tpsgd.engine.sources.batches import (
     ArraySource,
@@ -135,6 +136,45 @@ def step_on_two_streams(learners: Sequence[Any], batch: SampleBatch) -> None:
         operands.append(saved)
     if stream is not None and len(learners) > 1:
         torch.cuda.current_stream().wait_stream(stream)
+
+
+def step_with_optimizers_aside(learners: Sequence[Any], batch: SampleBatch) -> None:
+    """`train.step`, in which a block's optimizer runs while the next block computes.
+
+    An optimizer's kernels use a small part of a GPU. A block's gradients live until the next
+    block has its own.
+    """
+    x, labels = batch.load()
+    stream = update_stream(labels.device) if labels.is_cuda else None  # a plan has none
+    in_use: list[Any] = []  # the gradients that an optimizer reads meanwhile
+    for learner in learners:
+        saved, last, updater = learner.forward(x), learner is learners[-1], learner.updater
+        aside = learner.learning and not last and stream is not None and updater.slices == 1
+        if learner.learning:
+            updater.waits = aside
+            learner.update(saved, labels, output_unused=last)
+            updater.waits = False
+        x = None if last else learner.output(saved)  # of the weights before the update
+        del saved
+        if in_use and (aside or last):
+            torch.cuda.current_stream().wait_stream(stream)
+            in_use = []
+        if aside:
+            in_use = [p.grad for p in updater.moving.values()]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                updater.step_optimizer()
+
+
+def suits_optimizers_aside(learners: Sequence[Any], form: BatchForm) -> bool:
+    """Whether several blocks learn by steps of an optimizer, each for a whole batch."""
+    learning = [learner for learner in learners if learner.learning]
+    return (
+        form.device.type == "cuda"
+        and form.micro_batch is None
+        and len(learning) > 1
+        and all(type(learner.updater) is OptimizerSteps for learner in learning)
+    )
 
 
 def suits_two_streams(learners: Sequence[Any], form: BatchForm) -> bool:
