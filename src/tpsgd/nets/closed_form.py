@@ -19,7 +19,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.model_inputs import ModelInputs
-from tpsgd.nets.precision import apply, rounded
+from tpsgd.nets.precision import apply, lowered, rounded
 from tpsgd.objectives import IDLE, NOT_COMPUTED, LossAndGrads, Objective, Place
 
 Params = Mapping[str, Tensor]
@@ -140,7 +140,9 @@ class ClosedForm:
         if saved.output:
             output = saved.output[0]
         else:
-            output = apply(self.block.tail, saved.y, self.precision)
+            with lowered(saved.y.device, self.precision):
+                output = self.block.onwards(Place.AFTER, saved.y)
+            output = output if self.precision is None else output.to(self.precision)
             if isinstance(saved.output, list):
                 saved.output.append(output)
         carried = isinstance(saved.inputs, ModelInputs)
