@@ -29,14 +29,14 @@ from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.new_classes import outputs_of
 from tpsgd.rules import Rule, default, frozen, resolve
-from tpsgd.streams import saved_stream
-from tpsgd.streams.labels import Classes, is_rows, plain
-from tpsgd.streams.online import OnlineNet
-from tpsgd.streams.other_labels import mistakes
-from tpsgd.streams.readers import EXAMPLES, ModelReader
-from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.targets import Target
 from tpsgd.train import simultaneous
+from tpsgd_streams import saved_stream
+from tpsgd_streams.labels import Classes, is_rows, plain
+from tpsgd_streams.online import OnlineNet
+from tpsgd_streams.other_labels import mistakes
+from tpsgd_streams.readers import EXAMPLES, ModelReader
+from tpsgd_streams.rehearsal import Rehearsal
 
 
 class DriftDetector(Protocol):
