@@ -177,7 +177,7 @@ REFUSED = {
     "features must be": lambda: OnePass(-1),
     "solver must be": lambda: OnePass(solver="ridge"),
     "encoder must be": lambda: OnePass(encoder=3),
-    "only rls\\(\\) can forget": lambda: OnePass(forgetting=0.9),
+    "bound is of": lambda: OnePass(forgetting=0.9, bound=3),
     "forgetting must be": lambda: OnePass(solver=rls(), forgetting=0),
     "bound must be": lambda: OnePass(solver=rls(), bound=-1),
     "shrinkage must be": lambda: lda(2),
@@ -220,3 +220,47 @@ def test_bad_samples_change_nothing(x, y, words):
         model.partial_fit(x, y)
     assert model.classes == before.classes and model.samples == before.samples
     assert model.outputs(X).equal(before.outputs(X))
+
+
+def test_forgetting_counts_later_samples_of_the_same_class():
+    """The weighted ridge regression by torch.linalg."""
+    h, later = features(), torch.zeros(len(Y)).double()
+    for label in range(10):
+        members = (label == Y).nonzero().flatten()
+        later[members] = torch.arange(len(members) - 1, -1, -1).double()
+    weight = 0.98**later
+    mean = weight @ h / weight.sum()
+    target = weight @ one_hot() / weight.sum()
+    root = weight.sqrt()[:, None]
+    expected = ridge_outputs(
+        torch.cat([(h - mean) * root, -(h - mean) * root]),  # whose mean is 0
+        torch.cat([(one_hot() - target) * root, -(one_hot() - target) * root]),
+        0.02 * weight.sum(), h - mean,
+    )  # fmt: skip
+    for size in (1, 90):
+        model = learned(size=size, solver=ridge(0.01), forgetting=0.98)
+        close(by_class(model), expected + target, 1e-7)
+
+
+@pytest.mark.parametrize("solver", [ridge(), lda()], ids=str)
+def test_forgetting_in_a_class_keeps_the_others(solver):
+    model = learned(width=64, solver=solver, forgetting=0.99)
+    before, zeros = model.evaluate((X, Y)), X[Y == 0]
+    for _ in range(3000 // len(zeros)):
+        model.partial_fit(zeros, [0] * len(zeros))
+    assert model.evaluate((X, Y)) > before - 0.03 > 0.85
+    changed = (Y + 1) % 10
+    model.partial_fit(X, changed).partial_fit(X, changed)
+    assert model.evaluate((X, changed)) > before - 0.05
+
+
+def test_sums_that_forget_can_be_merged_and_saved():
+    first = torch.arange(len(Y)) < 300
+    a, b = (learned(X[part], Y[part], forgetting=0.99) for part in (first, ~first))
+    again = OnePass(40, forgetting=0.99)
+    again.load_state_dict(a.state_dict())
+    assert again.outputs(X).equal(a.outputs(X))
+    total = again.merge(b)._head.learned.total()
+    parts = [model._head.learned.total() for model in (a, b)]
+    assert total.count == pytest.approx(sum(part.count for part in parts))
+    close(total.count * total.x, sum(part.count * part.x for part in parts))

@@ -37,10 +37,12 @@ class OnePass(OneSample):
         encoder: a frozen encoder in front: an `nn.Module`, `tpsgd.adapt.backbone(...)`, or any
             function of a batch. Maps and tokens are averaged.
         classes: their names, if the order of the outputs matters. Others are added as they come.
-        forgetting: with `rls()`, a factor for every earlier sample, such as 0.999. Default: 1.
-        bound: with `forgetting`, of the trace of the inverse of the products of features. Above it
-            nothing more is forgotten, so that classes that have not come for long are not lost.
-            Default: ten times the trace before the first sample.
+        forgetting: a factor such as 0.999, by which an earlier sample counts less for every later
+            one of its class; with `rls()`, for every later one. Default: 1. Below 1, `ridge()` and
+            `lda()` have sums for each class.
+        bound: with `rls()` and `forgetting`, of the trace of the inverse of the products of
+            features. Above it nothing more is forgotten, so that classes that have not come for
+            long are not lost. Default: ten times the trace before the first sample.
         seed: of the random features.
 
     Attributes:
@@ -219,7 +221,7 @@ class OnePass(OneSample):
                 loaded._features.start(shape, check_count("inputs", state["inputs"], least=1))
                 loaded._head = loaded._new_head()
                 loaded._head.restore(deepcopy(state["head"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TpsgdError(f"the state is damaged: {error}") from error
         vars(self).update(vars(loaded))
 
@@ -231,9 +233,9 @@ class OnePass(OneSample):
     def _new_head(self) -> SolvedHead:
         size = self._features.columns, len(self._classes)
         if isinstance(self.solver, Ridge):
-            return RidgeHead(*size, self.solver.alpha)
+            return RidgeHead(*size, self.solver.alpha, self.forgetting)
         if isinstance(self.solver, Discriminant):
-            return DiscriminantHead(*size, self.solver.shrinkage)
+            return DiscriminantHead(*size, self.solver.shrinkage, self.forgetting)
         return RecursiveHead(*size, self.solver.gamma, self.forgetting, self.bound)
 
     def _check(self, x: Any) -> None:
@@ -272,10 +274,10 @@ class OnePass(OneSample):
 def _check_forgetting(solver: Solver, forgetting: float, bound: float | None) -> None:
     if not isinstance(forgetting, (int, float)) or not 0 < forgetting <= 1:
         raise TpsgdError(f"forgetting must be a number above 0, at most 1, got {forgetting!r}")
-    if forgetting < 1 and not isinstance(solver, Recursive):
-        raise TpsgdError("only rls() can forget: take solver=tpsgd.rls() with forgetting")
     if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
         raise TpsgdError(f"bound must be a number above 0, got {bound!r}")
+    if bound is not None and (forgetting == 1 or not isinstance(solver, Recursive)):
+        raise TpsgdError("bound is of solver=tpsgd.rls() with a forgetting factor below 1")
 
 
 def _bytes_of(state: Any) -> int:
