@@ -228,7 +228,7 @@ def digits(options: argparse.Namespace) -> Task:
     data = load("digits", options)
     if options.smoke:
         return Task(data.train, data.test, (0, 16), 1, RATES[1:2], 1)
-    return Task(data.train, data.test, (0, 64, 128, 256, 500, 1000, 2000), options.seeds)
+    return Task(data.train, data.test, (0, 64, 128, 256, 500, 1000), options.seeds)
 
 
 def photos(options: argparse.Namespace) -> Task:
@@ -244,7 +244,7 @@ def photos(options: argparse.Namespace) -> Task:
         train, test = (pooled(backbone, part) for part in (train, test))
         if options.features:
             torch.save((train, test), options.features)
-    return Task(train, test, (0, 500, 2000), options.seeds)
+    return Task(train, test, (0, 500, 1000, 2000), min(options.seeds, 3))
 
 
 def folders() -> tuple[Samples, Samples]:

@@ -83,10 +83,10 @@ class ForgettingSums:
     """Sums over each class, in which a sample counts `forgetting` to the power of later ones."""
 
     def __init__(self, features: int, classes: int, forgetting: float) -> None:
-        self.forgetting, wide = forgetting, {"dtype": torch.float64}
-        self.weight = torch.zeros(classes, **wide)  # of the samples of each class
-        self.mean = torch.zeros(classes, features, **wide)
-        self.products = torch.zeros(classes, features, features, **wide)  # about the mean
+        self.forgetting, wide = forgetting, torch.float64
+        self.weight = torch.zeros(classes, dtype=wide)  # of the samples of each class
+        self.mean = torch.zeros(classes, features, dtype=wide)
+        self.products = torch.zeros(classes, features, features, dtype=wide)  # about the mean
 
     def add(self, h: Tensor, y: Tensor) -> None:
         labels = y.argmax(1)
@@ -129,11 +129,10 @@ class ForgettingSums:
         y = self.weight / count
         x = y @ self.mean
         apart = (self.mean - x).mT * self.weight
-        moments.count, moments.x, moments.y = count, x[None], y[None]
-        moments.xx = self.products.sum(0) + apart @ (self.mean - x)
-        moments.xy = apart
-        moments.yy = self.weight.diag() - count * y[:, None] * y
-        return moments
+        xx = self.products.sum(0) + apart @ (self.mean - x)
+        yy = self.weight.diag() - count * y[:, None] * y
+        values = {"count": count, "x": x[None], "y": y[None], "xx": xx, "xy": apart, "yy": yy}
+        return moments_of(vars(moments) | values)
 
     def state(self) -> State:
         return {"weight": self.weight, "mean": self.mean, "products": self.products}
