@@ -4,7 +4,7 @@ import pytest
 import torch
 from streams.nets import X, Y
 
-from tpsgd import OnePass, rls
+from tpsgd import OnePass, TpsgdError, rls
 from tpsgd_streams.recursion import RecursiveHead
 
 
@@ -35,21 +35,21 @@ def test_without_forgetting_one_by_one_and_together_are_the_same():
     together, single = (RecursiveHead(6, 3, 1.0, 1.0, None) for _ in range(2))
     together.add(h, h, targets)
     for row, target in zip(torch.nn.functional.pad(h, (0, 1), value=1.0), targets, strict=True):
-        single._learn(row, target)
+        single._learn(single.P, single.W, row, target)
     torch.testing.assert_close(together.W, single.W, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(together.P, single.P, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("bound, survives", [(None, True), (1e300, False)])
 def test_one_class_alone_does_not_destroy_the_others(bound, survives):
-    model = OnePass(64, solver=rls(0.1), forgetting=0.99, bound=bound).partial_fit(X, Y)
+    model = OnePass(64, solver=rls(0.1), forgetting=0.995, bound=bound).partial_fit(X, Y)
     before, zeros = model.evaluate((X, Y)), X[Y == 0]
     assert before > 0.8
     for _ in range(3000 // len(zeros)):
         model.partial_fit(zeros, [0] * len(zeros))
     head = model._head
     assert isinstance(head, RecursiveHead)
-    assert (float(head.P.trace()) < 10 * 65 / 0.1 / 0.99) == survives
+    assert (float(head.P.trace()) < 10 * 65 / 0.1 / 0.995) == survives
     after = model.evaluate((X, Y))
     assert after > before - 0.15 if survives else after < 0.5
 
@@ -61,3 +61,14 @@ def test_a_changed_meaning_is_learned_anew():
         for labels in (Y, Y, changed):
             model.partial_fit(X, labels.tolist())
     assert forgets.evaluate((X, changed)) > 0.75 > 0.5 > keeps.evaluate((X, changed))
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.99])
+def test_samples_that_ruin_the_inverse_are_refused_and_nothing_is_lost(forgetting):
+    model = OnePass(20, solver=rls(1e-6), forgetting=forgetting).partial_fit(X, Y)
+    before, classes = model.outputs(X), model.classes
+    with pytest.raises(TpsgdError, match="too large, or too unlike"):
+        for _ in range(5):
+            model.partial_fit(1e10 * X.double(), Y + 1)
+    assert model.classes == classes and model.samples == len(Y)
+    assert model.outputs(X).equal(before)

@@ -1,7 +1,7 @@
 """`OnePass`: a classifier that reads each sample once, in any order, and forgets none."""
 
 from collections.abc import Callable, Hashable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -110,13 +110,14 @@ class OnePass(OneSample):
         self._check(x)
         new = self._classes.new(y)
         labels, batches = self._classes.indices(y, new=new), list(self._features.rows(x))
-        head = self._head or self._new_head()
+        head = self._new_head() if self._head is None else copy(self._head)
+        for _ in new:
+            head.add_class()
+        targets = nn.functional.one_hot(labels, len(self.classes) + len(new)).double()
+        for few, h in batches:
+            head.add(x[few], h, targets[few])  # one that refuses samples changes nothing
         for name in new:
             self._classes.add(name)
-            head.add_class()
-        for few, h in batches:
-            targets = nn.functional.one_hot(labels[few], len(self.classes)).double()
-            head.add(x[few], h, targets)
         self._head, self._solution = head, None
         self.samples += len(x)
         return self

@@ -20,6 +20,7 @@ from tpsgd.nets.modes import evaluating
 from tpsgd.projections import binary
 
 AT_A_TIME = 1024  # samples whose features are in memory
+LARGEST = 1e30  # whose products over many samples are no infinity
 
 
 def random_layer(inputs: int, width: int, seed: int = 0) -> nn.Linear:
@@ -78,8 +79,9 @@ class RandomFeatures:
         for start in range(0, len(x), AT_A_TIME):
             few = slice(start, start + AT_A_TIME)
             f = self.encoded(x[few])
-            if not torch.isfinite(f).all():
-                raise TpsgdError("the encoder gives NaN or infinity for these samples")
+            if not (f.abs() < LARGEST).all():
+                whose = "the samples have" if self.encoder is None else "the encoder gives"
+                raise TpsgdError(f"{whose} numbers that are NaN, or {LARGEST:g} or larger")
             if self.layer is None:
                 self.start(tuple(x.shape[1:]), f.shape[1])
             assert self.layer is not None

@@ -11,6 +11,7 @@ limit, and the next sample there, or rounding, ruins W (Astrom & Wittenmark, "Ad
 estimator windup). So P is divided only while its trace is below a bound.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ from tpsgd.saved.expected import check_tensor
 
 BLOCK = 64  # samples that are learned together where none is forgotten
 BOUND = 10.0  # of the trace, in traces before the first sample
+UNSOLVABLE = (
+    "these samples are too large, or too unlike one another, for rls(): scale them to about 1, or "
+    "take a larger gamma"
+)
 State = dict[str, Any]
 
 
@@ -44,33 +49,31 @@ class RecursiveHead:
         self.W = torch.zeros(side, classes, dtype=torch.float64)
 
     def add(self, x: Tensor, h: Tensor, y: Tensor) -> None:
-        """Learn from samples in their order."""
+        """Learn from samples in their order; from all of them, or from none if they are refused."""
         h = nn.functional.pad(h, (0, 1), value=1.0)
+        pair = self.P, self.W
         if self.forgetting == 1:
             for rows, targets in zip(h.split(BLOCK), y.split(BLOCK), strict=True):
-                self._learn_together(rows, targets)
-            return
-        for row, target in zip(h, y, strict=True):
-            self._learn(row, target)
+                pair = learned_together(*pair, rows, targets)
+        else:
+            pair = self.P.clone(), self.W.clone()
+            for row, target in zip(h, y, strict=True):
+                self._learn(*pair, row, target)
+        if not all(torch.isfinite(t).all() for t in pair):
+            raise TpsgdError(UNSOLVABLE)
+        self.P, self.W = pair
 
-    def _learn_together(self, h: Tensor, y: Tensor) -> None:
-        """Several samples, none of which is forgotten (Woodbury)."""
-        g = self.P @ h.mT
-        inner = h @ g
-        inner.diagonal().add_(1.0)
-        gain = torch.cholesky_solve(g.mT, torch.linalg.cholesky(inner))
-        self.W += gain.mT @ (y - h @ self.W)
-        self.P -= g @ gain
-        self.P.copy_((self.P + self.P.mT) / 2)
-
-    def _learn(self, h: Tensor, y: Tensor) -> None:
-        """One sample, while the earlier ones are forgotten."""
-        g = self.P @ h
-        scale = 1 / (self.forgetting + float(h @ g))
-        self.W.addr_(g, y - h @ self.W, alpha=scale)
-        self.P.addr_(g, g, alpha=-scale)
-        if float(self.P.trace()) < self.bound:
-            self.P /= self.forgetting
+    def _learn(self, P: Tensor, W: Tensor, h: Tensor, y: Tensor) -> None:
+        """Change P and W by one sample, while the earlier ones are forgotten."""
+        g = P @ h
+        variance = float(h @ g)
+        if not 0 <= variance < math.inf:  # P has lost a sign to rounding
+            raise TpsgdError(UNSOLVABLE)
+        scale = 1 / (self.forgetting + variance)
+        W.addr_(g, y - h @ W, alpha=scale)
+        P.addr_(g, g, alpha=-scale)
+        if float(P.trace()) < self.bound:
+            P /= self.forgetting
 
     def add_class(self) -> None:
         """A column of zeros, as of a class that was absent from all samples."""
@@ -96,3 +99,16 @@ class RecursiveHead:
         for name in ("P", "W"):
             check_tensor(name, state[name], getattr(self, name))
         self.P, self.W = state["P"], state["W"]
+
+
+def learned_together(P: Tensor, W: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """P and W after several samples, none of which is forgotten (Woodbury)."""
+    g = P @ h.mT
+    inner = h @ g
+    inner.diagonal().add_(1.0)
+    L, failed = torch.linalg.cholesky_ex(inner)
+    if failed:
+        raise TpsgdError(UNSOLVABLE)
+    gain = torch.cholesky_solve(g.mT, L)
+    P = P - g @ gain
+    return (P + P.mT) / 2, W + gain.mT @ (y - h @ W)
