@@ -52,7 +52,7 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SOLVERS: dict[str, Any] = {"ridge": ridge(), "rls": rls(), "lda": lda()}
 STEP = 10  # samples in a step
 HIDDEN, EPOCHS = 256, 40  # of the controls, and of those that read all samples many times
-FORGETTING = 0.999
+FORGETTING, IN_CLASS = 0.999, 0.99  # for every later sample; for every later one of its class
 ALONE, CHANGED = 5000, 4000  # samples of one class alone, and with new meanings
 
 
@@ -290,7 +290,7 @@ FORGETTING_ARMS: dict[str, Row] = {
     "rls, forgetting": {"solver": rls(), "forgetting": FORGETTING, "bound": 1e300},
     "rls, forgetting, bound": {"solver": rls(), "forgetting": FORGETTING},
     "ridge": {"solver": ridge()},
-    "ridge, forgetting in each class": {"solver": ridge(), "forgetting": FORGETTING},
+    "ridge, forgetting in each class": {"solver": ridge(), "forgetting": IN_CLASS},
 }
 
 
@@ -322,7 +322,7 @@ def forgetting(options: argparse.Namespace, record: Row, save: Callable[[], Any]
     task = digits(options)
     widths, samples, scale = ((16,), 100, 0.02) if options.smoke else ((64, 128), 6000, 1.0)
     record["settings"] = {
-        "seeds": task.seeds, "forgetting": FORGETTING, "mixed": samples,
+        "seeds": task.seeds, "forgetting": FORGETTING, "in_class": IN_CLASS, "mixed": samples,
         "alone": int(ALONE * scale), "changed": int(CHANGED * scale),
     }  # fmt: skip
     for arm in FORGETTING_ARMS:
