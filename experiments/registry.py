@@ -141,6 +141,10 @@ EXPERIMENTS = {
         "classes that come one after another", ("streams",), ("streams",), 20,
         ("mnist", "imagenette", WEIGHTS), gpu=False, of_paper=False,
     ),
+    "one-pass": Experiment(
+        "random features and solved heads: each sample is read once", ("one_pass",), ("one_pass",),
+        25, ("imagenette", WEIGHTS), gpu=False, of_paper=False,
+    ),
     "calibration": Experiment(
         "scale and number of features of readout", ("calibration",), ("calibration",), 20,
         ("mnist", "cifar10", "imagenette", "seq-mnist-rows", "eeg-rows"), of_paper=False,

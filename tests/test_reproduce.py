@@ -32,6 +32,7 @@ PROGRAMS = [  # the same program under another name is not run twice
     "number_scale",
     "pixels",
     "streams",
+    "one_pass",
     "calibration --only vgg11 cifar10-cnn mnist-mlp eeg",
     "schedules --only digits-mlp mnist-cnn mnist-rows",
 ]
