@@ -35,7 +35,7 @@ def one_pass(
     model: nn.Module | None = None,
     features: int | None = None,
     ram: str | int | None = None,
-    ridge: float = 0.1,
+    ridge: float = 1.0,
     forgetting: float = 1.0,
     spare: int = 0,
     samples: Any = None,

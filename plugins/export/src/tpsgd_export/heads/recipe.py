@@ -37,7 +37,7 @@ class HeadRecipe:
     features: int
     classes: int
     spare: int = 0
-    ridge: float = 0.1
+    ridge: float = 1.0
     forgetting: float = 1.0
     bound: float = 1.0
     scale: float = 1.0
