@@ -6,7 +6,8 @@
   features and on the pixels; steps of `readout`, of backprop and of a last layer behind the same
   number of frozen random units, each at the rate that is best after one pass.
 - `in_order`: the same, but the classes come one after another.
-- `five`: nine classes in one pass, then five samples of the tenth, each once.
+- `five`: nine classes in one pass, then five samples of the tenth, each once; in heads
+  the five count as much as the samples of another class.
 - `stability`: 100,000 samples; one class alone for 5,000; labels that change after 50,000. In C
   (float32) and in float64, beside forgetting without a bound and with a cap on the trace.
 - `encoder`: a convolutional net that learned the digits 0 to 4 is frozen, and the head behind it
@@ -220,7 +221,7 @@ def _five(name: str, rate: float) -> Row:
             _learn(learner, (x[known], y[known]), rate)
             rest = test[1] != last
             before.append(_accuracy(learner, (test[0][rest], test[1][rest])))
-            _learn(learner, (x[few], y[few]), rate)
+            _learn(learner, (x[few], y[few]), rate, int(known.sum()) / (CLASSES - 1) / 5)
             new.append(_accuracy(learner, (test[0][~rest], test[1][~rest])))
             old.append(_accuracy(learner, (test[0][rest], test[1][rest])))
     print(
@@ -236,9 +237,11 @@ def _learner(name: str, rate: float, seed: int, x: Tensor) -> CompiledHead | Com
     return CompiledHead(sources(recipe_of(int(name.split()[1]), rate, seed, x)))
 
 
-def _learn(learner: CompiledHead | CompiledNet, samples: Samples, rate: float) -> None:
+def _learn(
+    learner: CompiledHead | CompiledNet, samples: Samples, rate: float, weight: float = 1.0
+) -> None:
     if isinstance(learner, CompiledHead):
-        return learner.learn_all(samples[0].numpy(), samples[1])
+        return learner.learn_all(samples[0].numpy(), samples[1], weight)
     for x, y in zip(*samples, strict=True):
         learner.step(x, y.view(1), rate)
     return None
@@ -385,7 +388,8 @@ AS_NET = """
 #define net_begin head_begin
 #define net_forward head_scores
 #define net_classes head_classes
-#define net_step(s, a, x, labels, rate, blocks, loss) ((void)(loss), head_learn(s, a, x, *(labels)))
+#define net_step(s, a, x, labels, rate, blocks, loss) \\
+    ((void)(loss), head_learn(s, a, x, *(labels), 1.0f))
 """
 
 

@@ -119,6 +119,24 @@ def test_the_closed_form_has_no_gradient():
 
 
 @needs_c
+@pytest.mark.parametrize("forgetting", [1.0, 0.95])
+def test_a_sample_of_weight_three_counts_as_three_samples(forgetting):
+    recipe = replace(SMALL, forgetting=forgetting)
+    x, labels = samples(recipe, 100)
+    h, weights = reference.features(recipe, x), np.where(labels == 1, 3.0, 0.5)
+    head = CompiledHead(sources(recipe))
+    for sample, label, weight in zip(x, labels, weights, strict=True):
+        head.learn(sample, label, weight)
+    exact, *_ = reference.recursive(recipe, h, labels, weights)
+    assert distance(head.weights, exact) < 1e-4
+    if forgetting == 1:
+        assert distance(exact, reference.ridge(h, labels, recipe, weights=weights)) < 1e-10
+        twice = np.repeat(np.arange(100), np.where(labels == 1, 6, 1))  # in halves
+        double = reference.ridge(h[twice], labels[twice], replace(recipe, ridge=2 * recipe.ridge))
+        assert distance(exact, double) < 1e-10
+
+
+@needs_c
 def test_the_order_of_samples_does_not_matter():
     x, labels = samples(SMALL, 300)
     order = np.argsort(labels, kind="stable")
@@ -159,6 +177,9 @@ def test_what_is_refused_changes_nothing():
             head.scores(bad)
     with pytest.raises(TpsgdError, match="BAD_LABEL"):
         head.learn(x[0], 3)
+    for weight in (0.0, -1.0, np.nan, np.inf, 2e6):
+        with pytest.raises(TpsgdError, match="BAD_WEIGHT"):
+            head.learn(x[0], 0, weight)
     for label in (-1, 1 << 16):
         with pytest.raises(TpsgdError, match="a label must be a whole number"):
             head.learn(x[0], label)

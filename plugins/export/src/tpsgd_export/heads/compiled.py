@@ -12,16 +12,16 @@ import numpy as np
 from tpsgd.common.errors import TpsgdError
 from tpsgd_export.to_c.compiled import FLAGS, compiler
 
-ERRORS = ("OK", "BAD_INPUT", "BAD_LABEL", "NO_SPACE")
+ERRORS = ("OK", "BAD_INPUT", "BAD_LABEL", "BAD_WEIGHT", "NO_SPACE")
 PROBE = """
 #include "{n}.h"
 const unsigned long probe_sizes[] = {{sizeof({n}_state), sizeof({n}_arena), {N}_INPUT, {N}_CLASSES,
     {N}_UNITS, {N}_RAM_BYTES}};
 """
-_P, _LABEL = ctypes.c_void_p, ctypes.c_uint16
+_P, _LABEL, _WEIGHT = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_float
 SIGNATURES = {
-    "begin": [_P], "learn": [_P, _P, _P, _LABEL], "scores": [_P, _P, _P, _P], "classes": [_P],
-    "add_class": [_P], "seal": [_P], "check": [_P],
+    "begin": [_P], "learn": [_P, _P, _P, _LABEL, _WEIGHT], "scores": [_P, _P, _P, _P],
+    "classes": [_P], "add_class": [_P], "seal": [_P], "check": [_P],
 }  # fmt: skip
 Array = np.ndarray[Any, Any]
 
@@ -91,17 +91,17 @@ class CompiledHead:
         """Make room for a new class."""
         self._done(self._call("add_class", self._state))
 
-    def learn(self, x: Any, label: int) -> None:
-        """Learn from one sample."""
+    def learn(self, x: Any, label: int, weight: float = 1.0) -> None:
+        """Learn from one sample, which counts as `weight` samples."""
         x = self._sample(x)
         if not 0 <= label < 1 << 16:
             raise TpsgdError(f"a label must be a whole number from 0 on, got {label}")
-        self._done(self._call("learn", self._state, self._arena, x.ctypes.data, int(label)))
+        self._done(self._call("learn", self._state, self._arena, x.ctypes.data, int(label), weight))
 
-    def learn_all(self, x: Any, labels: Any) -> None:
+    def learn_all(self, x: Any, labels: Any, weight: float = 1.0) -> None:
         """Learn from samples in their order, each once."""
         for sample, label in zip(x, labels, strict=True):
-            self.learn(sample, int(label))
+            self.learn(sample, int(label), weight)
 
     def scores(self, x: Any) -> Array:
         """The scores of one sample, a number for each class."""

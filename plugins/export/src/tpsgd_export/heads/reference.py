@@ -33,35 +33,40 @@ def one_hot(labels: Any, classes: int) -> Array:
     return np.eye(classes)[np.asarray(labels, np.int64)]
 
 
-def ridge(h: Array, labels: Any, recipe: HeadRecipe, kept: Array | None = None) -> Array:
+def ridge(
+    h: Array, labels: Any, recipe: HeadRecipe, kept: Array | None = None, weights: Any = 1.0
+) -> Array:
     """The weights, (classes, units), that minimise the weighted squared error over all samples.
 
-    `kept` is what older samples count relative to each sample; without it all count the same.
+    `kept` is what older samples keep of their weights at each sample, all of them by default.
     """
     kept = np.ones(len(h)) if kept is None else kept
     counts = np.cumprod(np.append(kept, 1.0)[::-1])[::-1]  # of the start, then of each sample
-    weighted = h * counts[1:, None]
+    weighted = h * (counts[1:] * weights)[:, None]
     sums = weighted.T @ h + counts[0] * recipe.ridge * np.eye(h.shape[1])
     return np.linalg.solve(sums, weighted.T @ one_hot(labels, recipe.outputs)).T
 
 
-def recursive(recipe: HeadRecipe, h: Array, labels: Any) -> tuple[Array, Array, bool]:
+def recursive(
+    recipe: HeadRecipe, h: Array, labels: Any, weights: Any = 1.0
+) -> tuple[Array, Array, bool]:
     """The weights, what older samples kept at each sample, and whether a factor reached its bound.
 
     The inverse of the sums is a full matrix here; the bound is put on its factors D of U D U^T.
     """
-    inverse, weights = np.eye(h.shape[1]) / recipe.ridge, np.zeros((recipe.outputs, h.shape[1]))
+    inverse, solution = np.eye(h.shape[1]) / recipe.ridge, np.zeros((recipe.outputs, h.shape[1]))
+    counts = np.broadcast_to(weights, len(h))
     kept, bounded = np.ones(len(h)), False
     for i, (row, target) in enumerate(zip(h, one_hot(labels, recipe.outputs), strict=True)):
-        errors = weights @ row - target
+        errors = solution @ row - target
         kept[i] = 1 - (1 - recipe.forgetting) * min(1.0, float(errors @ errors))
-        gain = inverse @ row / (kept[i] + row @ inverse @ row)
-        weights -= np.outer(errors, gain)
+        gain = inverse @ row / (kept[i] / counts[i] + row @ inverse @ row)
+        solution -= np.outer(errors, gain)
         inverse = (inverse - np.outer(gain, row @ inverse)) / kept[i]
         if recipe.forgetting < 1:
             inverse, reached = _bounded(inverse, recipe.most)
             bounded = bounded or reached
-    return weights, kept, bounded
+    return solution, kept, bounded
 
 
 def _bounded(inverse: Array, most: float) -> tuple[Array, bool]:

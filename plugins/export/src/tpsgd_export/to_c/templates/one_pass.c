@@ -97,12 +97,13 @@ void ${n}_begin(${n}_state *s)
 }
 
 /* U D U^T after the features h, by Bierman: D stays above 0 whatever float32 rounds. Older samples count
- * `kept` of what they did; D never grows beyond $most: it would, in directions that no sample shows any more.
- * Fills a->gain, which is divided by the result, kept + h^T U D U^T h. */
-static float ${n}_update(${n}_state *s, ${n}_arena *a, float kept)
+ * `kept` of what they did, and this one `weight`; D never grows beyond $most: it would, in directions that no sample shows any more.
+ * Fills a->gain, which is divided by the result,
+ * kept / weight + h^T U D U^T h. */
+static float ${n}_update(${n}_state *s, ${n}_arena *a, float kept, float weight)
 {
     const float *h = a->h;
-    float sum = kept, *u = s->triangle, *gain = a->gain;
+    float sum = kept / weight, *u = s->triangle, *gain = a->gain;
     uint32_t i, j;
     for (j = 0; j < ${N}_UNITS; u += ++j) {
         const float f = h[j] + ${n}_dot(u, h, j), v = u[j] * f, next = sum + f * v, back = -f / sum;
@@ -132,14 +133,25 @@ static float ${n}_errors(const ${n}_state *s, ${n}_arena *a, uint32_t label)
     return squares;
 }
 
-int ${n}_learn(${n}_state *s, ${n}_arena *a, const float *x, uint16_t label)
+/* Whether a weight is from 1e-6 to 1e6, by its bits: a NaN is refused whatever a compiler assumes. */
+static int ${n}_counts(float weight)
+{
+    ${n}_bits low, high, number;
+    low.f = 1.0e-6f;
+    high.f = 1.0e6f;
+    number.f = weight;
+    return number.u >= low.u && number.u <= high.u;
+}
+
+int ${n}_learn(${n}_state *s, ${n}_arena *a, const float *x, uint16_t label, float weight)
 {
     uint32_t c, i;
     float *w = s->weights, wrong, sum;
     if (label >= s->classes) return ${N}_BAD_LABEL;
+    if (!${n}_counts(weight)) return ${N}_BAD_WEIGHT;
     if (${n}_read(a, x)) return ${N}_BAD_INPUT;
     wrong = ${n}_errors(s, a, label);
-    sum = ${n}_update(s, a, 1.0f - (1.0f - ${N}_FORGETTING) * (wrong < 1.0f ? wrong : 1.0f));
+    sum = ${n}_update(s, a, 1.0f - (1.0f - ${N}_FORGETTING) * (wrong < 1.0f ? wrong : 1.0f), weight);
     for (c = 0; c < s->classes; c++, w += ${N}_UNITS) {
         const float e = a->errors[c] / sum;
         for (i = 0; i < ${N}_UNITS; i++) w[i] -= e * a->gain[i];

@@ -23,7 +23,8 @@ $summary
 #define ${N}_OK 0
 #define ${N}_BAD_INPUT 1
 #define ${N}_BAD_LABEL 2
-#define ${N}_NO_SPACE 3
+#define ${N}_BAD_WEIGHT 3
+#define ${N}_NO_SPACE 4
 
 typedef struct { /* all that lasts */
     float triangle[$triangle]; /* column j: U[0..j-1][j], then D[j]; the inverse of the features' sums is U D U^T */
@@ -48,9 +49,11 @@ extern "C" {
 void ${n}_begin(${n}_state *s);
 
 /* Learn from one sample, and need it never again: the weights are those of ridge regression over all
- * samples so far. There is no learning rate. Numbers that are not finite or above 1e9
- * and a label that is no class are refused, and nothing changes. */
-int ${n}_learn(${n}_state *s, ${n}_arena *a, const float *x, uint16_t label);
+ * samples so far. There is no learning rate. The sample counts as `weight` samples, 1 as a rule: a class
+ * that came late has few samples, and is recognised sooner if these count more. Numbers that are not finite
+ * or above 1e9, a label that is no class and a weight below 1e-6 or above 1e6 are refused, and nothing
+ * changes. */
+int ${n}_learn(${n}_state *s, ${n}_arena *a, const float *x, uint16_t label, float weight);
 
 /* Scores of one sample, as many as there are classes now, near 1 for its class and near 0 for others. */
 int ${n}_scores(const ${n}_state *s, ${n}_arena *a, const float *x, float *scores);
