@@ -16,7 +16,7 @@ from tpsgd.common.units import as_bytes
 from tpsgd_export.exported import Exported
 from tpsgd_export.heads import reference
 from tpsgd_export.heads.compiled import CompiledHead
-from tpsgd_export.heads.recipe import HeadRecipe, most_features
+from tpsgd_export.heads.recipe import HeadRecipe, most_features, unit_scale
 from tpsgd_export.heads.source import Encoder, encoded, memory_of, read_encoder, sources
 from tpsgd_export.read_model import as_samples, check_shape
 from tpsgd_export.to_c.check import NOT_RUN
@@ -116,10 +116,7 @@ def _scale(
     if samples is None:
         return inputs**-0.5
     x = as_samples(samples, shape)
-    if model is not None:
-        x = encoded(model, x)
-    size = float(x.double().square().mean().sqrt())
-    return inputs**-0.5 / (size or 1.0)
+    return unit_scale(x if model is None else encoded(model, x))
 
 
 def check(

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from zlib import crc32
 
+from torch import Tensor
+
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap
@@ -112,6 +114,12 @@ class HeadRecipe:
         signed = self.inputs * self.features
         triangle = 3 * self.units * (self.units - 1) // 2
         return MemoryMap(ram, {}, signed + triangle + 2 * self.outputs * self.units)
+
+
+def unit_scale(samples: Tensor) -> float:
+    """The scale with which features of some samples have about unit size."""
+    x = samples.double().flatten(1)
+    return x.shape[1] ** -0.5 / (float(x.square().mean().sqrt()) or 1.0)
 
 
 def most_features(budget: str | int, classes: int, fixed: int = 0) -> int:
