@@ -179,7 +179,8 @@ def scored(name: str, order: Callable[[Samples, int], Samples]) -> Row:
     accuracies = [learn(order(train, s), test, best, s) for s in range(SEEDS)]
     row = {"arm": name, "rate": best, "validation": {str(k): v for k, v in scores.items()}}
     print(f"{name}: {fmean(accuracies):.4f} ± {stdev(accuracies):.4f} at {best}", flush=True)
-    return row | {"accuracies": accuracies, "bytes": ram_of(name)}
+    ram = ram_of(name)
+    return row | {"accuracies": accuracies} | ({"bytes": ram} if ram else {})
 
 
 def ram_of(name: str) -> int | None:
@@ -418,7 +419,8 @@ def _on_board(width: int, optimise: str) -> Row:
     if not int(there["placed"]) == int(there["ram"]) == ram:
         raise RuntimeError(f"planned {ram} B, the linker has {there}")
     row = {
-        "width": width, "optimise": optimise, "ram_bytes": ram, "stack_bytes": int(there["stack"]),
+        "arm": f"head, {width} random features", "optimise": optimise,
+        "ram_bytes": ram, "stack_bytes": int(there["stack"]),
         "total_bytes": ram + int(there["stack"]), "code_bytes": int(there["code"]),
         "constants_bytes": int(there["constants"]), "step_instructions": int(there["step"]),
         "inference_instructions": int(there["inference"]),
@@ -452,7 +454,9 @@ def table(record: Row) -> str:
     for section in ("digits", "in_order", "encoder"):
         for row in record.get(section, []):
             mean, spread = (100 * of(row["accuracies"]) for of in (fmean, stdev))
-            rows.append([section, row["arm"], f"{mean:.2f} ± {spread:.2f} %", str(row["bytes"])])
+            rows.append(
+                [section, row["arm"], f"{mean:.2f} ± {spread:.2f} %", str(row.get("bytes", ""))]
+            )
     return columns(rows)
 
 
