@@ -76,8 +76,9 @@ def test_goals_that_the_page_claims_are_those_of_the_file(record):
     assert len(controls) == 5 and all(fmean(row["accuracies"]) < 0.5 for row in controls)
     assert mean("digits", small) < mean("digits", "head on the pixels") < mean("digits", large)
     for row in record["boards"]:
-        limit = 12_000 if "64" in row["arm"] else 40_000
-        assert row["total_bytes"] <= limit and row["same_bits_as_this_machine"]
+        assert row["same_bits_as_this_machine"]
+        if row["optimise"] == "-Os":
+            assert row["total_bytes"] <= (12_000 if "64" in row["arm"] else 40_000)
 
 
 def test_what_the_page_says_of_forgetting_is_in_the_file(record):

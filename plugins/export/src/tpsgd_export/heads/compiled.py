@@ -70,7 +70,7 @@ class CompiledHead:
     def numbers(self) -> Array:
         """The numbers of the state, triangle and weights, as they lie in memory."""
         count = self.units * (self.units + 1) // 2 + self.capacity * self.units
-        return np.frombuffer(self._state, np.float32)[:count]
+        return np.frombuffer(memoryview(self._state), np.float32)[:count]
 
     @property
     def weights(self) -> Array:
@@ -80,7 +80,7 @@ class CompiledHead:
     @property
     def samples(self) -> int:
         """How many samples it has learned from."""
-        return int(np.frombuffer(self._state, np.uint32)[-2])
+        return int(np.frombuffer(memoryview(self._state), np.uint32)[-2])
 
     @property
     def classes(self) -> int:

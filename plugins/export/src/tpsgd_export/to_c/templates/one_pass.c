@@ -10,11 +10,17 @@ $licence
 static float ${n}_dot(const float *a, const float *b, uint32_t count)
 {
     float even = 0.0f, odd = 0.0f;
-    for (; count >= 2; count -= 2) {
+    for (; count >= 4; count -= 4, a += 4, b += 4) {
+        even += a[0] * b[0];
+        odd += a[1] * b[1];
+        even += a[2] * b[2];
+        odd += a[3] * b[3];
+    }
+    if (count >= 2) {
         even += *a++ * *b++;
         odd += *a++ * *b++;
     }
-    return count ? even + odd + *a * *b : even + odd;
+    return count & 1u ? even + odd + *a * *b : even + odd;
 }
 
 typedef union { float f; uint32_t u; } ${n}_bits;
@@ -40,22 +46,32 @@ static int ${n}_usable(const float *x, uint32_t count)
 @random     return z ^ z >> 16;
 @random }
 @random 
+@random /* x, or -x if the first of the signs is set */
+@random static inline float ${n}_signed(float x, uint32_t signs)
+@random {
+@random     ${n}_bits number;
+@random     number.f = x;
+@random     number.u ^= signs & 0x80000000u;
+@random     return number.f;
+@random }
+@random 
 @random /* ReLUs of sums of the inputs, each with a random sign; then a 1 */
 @random static int ${n}_features(const float *x, float *h)
 @random {
 @random     uint32_t unit, word = 0;
-@random     ${n}_bits number;
 @random     if (!${n}_usable(x, ${read}u)) return 0;
 @random     for (unit = 0; unit < ${N}_UNITS - 1u; unit++) {
 @random         const float *from = x, *end = x + $read;
 @random         float z = 0.0f;
 @random         while (from < end) {
 @random             uint32_t signs = ${n}_signs(word++), left = (uint32_t)(end - from);
-@random             for (left = left < 32u ? left : 32u; left; left--, signs <<= 1) {
-@random                 number.f = *from++;
-@random                 number.u ^= signs & 0x80000000u;
-@random                 z += number.f;
+@random             for (left = left < 32u ? left : 32u; left >= 4u; left -= 4u, from += 4, signs <<= 4) {
+@random                 z += ${n}_signed(from[0], signs);
+@random                 z += ${n}_signed(from[1], signs << 1);
+@random                 z += ${n}_signed(from[2], signs << 2);
+@random                 z += ${n}_signed(from[3], signs << 3);
 @random             }
+@random             for (; left; left--, signs <<= 1) z += ${n}_signed(*from++, signs);
 @random         }
 @random         h[unit] = z > 0.0f ? z * $scale : 0.0f;
 @random     }
@@ -90,10 +106,17 @@ void ${n}_begin(${n}_state *s)
         for (i = 0; i < j; i++) *u++ = 0.0f;
         *u++ = $start;
     }
-    for (i = 0; i < ${N}_CLASSES * ${N}_UNITS; i++) s->weights[i] = 0.0f;
+    for (i = 0; i < sizeof s->weights / sizeof(float); i++) s->weights[i] = 0.0f;
     s->fingerprint = $fingerprint;
     s->classes = ${classes}u;
     s->samples = s->checksum = 0;
+}
+
+static inline void ${n}_turn(float *u, float *gain, float back, float v)
+{
+    const float old = *u;
+    *u = old + *gain * back;
+    *gain += old * v;
 }
 
 /* U D U^T after the features h, by Bierman: D stays above 0 whatever float32 rounds. Older samples count
@@ -107,11 +130,13 @@ static float ${n}_update(${n}_state *s, ${n}_arena *a, float kept, float weight)
     uint32_t i, j;
     for (j = 0; j < ${N}_UNITS; u += ++j) {
         const float f = h[j] + ${n}_dot(u, h, j), v = u[j] * f, next = sum + f * v, back = -f / sum;
-        for (i = 0; i < j; i++) {
-            const float old = u[i];
-            u[i] = old + gain[i] * back;
-            gain[i] += old * v;
+        for (i = 0; i + 4 <= j; i += 4) {
+            ${n}_turn(u + i, gain + i, back, v);
+            ${n}_turn(u + i + 1, gain + i + 1, back, v);
+            ${n}_turn(u + i + 2, gain + i + 2, back, v);
+            ${n}_turn(u + i + 3, gain + i + 3, back, v);
         }
+        for (; i < j; i++) ${n}_turn(u + i, gain + i, back, v);
         gain[j] = v;
         u[j] *= sum / (next * kept);
         if (u[j] > $most) u[j] = $most;
