@@ -14,14 +14,14 @@ async function learn() {
   trainer.next = (n) => { const some = next(n); order.push(...some); return some; };
   trainer.steps(steps);
   trainer.steps(5);
-  const before = trainer.accuracies();
+  const held_out = () => [...trainer.accuracies(), trainer.onePass.accuracy(held)], before = held_out();
   net.addClass();
   const drawing = (k) => Float32Array.from({ length: train.size }, (_, i) => (i % 3 === k % 3 || i % 8 === 2 ? 1 : 0));
   for (let k = 0; k < 5; k++) for (const _ of trainer.teach(drawing(k), record.classes.length, true));
   const { onePass } = trainer, weight = onePass.weight, own = [0, 1, 2].map((k) => onePass.predict(drawing(k)));
   const once = onePass.samples;
   trainer.once(order);
-  const scores = Array.from(onePass.scores(held.at(0))), after = trainer.accuracies();
+  const scores = Array.from(onePass.scores(held.at(0))), after = held_out();
   const again = onePass.samples;
   trainer.reset();
   return { order, before, after, once, again, weight, own, scores, left: onePass.samples, untaught: onePass.predict(held.at(0)) };

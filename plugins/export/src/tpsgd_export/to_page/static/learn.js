@@ -86,7 +86,7 @@ class Page {
 
   // Held-out accuracy, the facts and the hidden units, as they are now.
   evaluate() {
-    const start = performance.now(), [net, control, head] = this.trainer.accuracies();
+    const start = performance.now(), [net, control] = this.trainer.accuracies(), head = this.trainer.onePass.accuracy(this.held);
     this.evaluated = performance.now();
     this.cost = this.evaluated - start;
     this.chart.add(this.trainer.learned, net, control, head);

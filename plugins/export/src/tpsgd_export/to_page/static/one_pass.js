@@ -43,7 +43,9 @@ class OnePass {
     return this.samples ? scores.indexOf(Math.max(...scores)) : null;
   }
 
+  // The share of samples that it gets right; null before it has learned anything.
   accuracy(samples) {
+    if (!this.samples) return null;
     let right = 0;
     for (let i = 0; i < samples.count; i++) right += this.predict(samples.at(i)) === samples.labels[i];
     return right / samples.count;

@@ -86,8 +86,7 @@ class Trainer {
   }
 
   accuracies() {
-    return [this.net.accuracy(LEARNER, this.held), this.controlled ? this.net.accuracy(CONTROL, this.held) : null,
-      this.onePass.samples ? this.onePass.accuracy(this.held) : null];
+    return [this.net.accuracy(LEARNER, this.held), this.controlled ? this.net.accuracy(CONTROL, this.held) : null];
   }
 }
 
