@@ -159,7 +159,7 @@ LEARNERS: dict[str, tuple[Learner, tuple[float, ...]]] = {
     "head, 128 random features": (head(128), RIDGES),
     "head on the pixels": (head(0), RIDGES),
     "readout, 64-32-10": (steps(rules.readout(), 64, 32, 10), RATES),
-    "readout(scale=4), 64-32-10": (steps(rules.readout(scale=4.0), 64, 32, 10), RATES),
+    "readout of scale 4, 64-32-10": (steps(rules.readout(scale=4.0), 64, 32, 10), RATES),
     "frozen, 64-128-10": (steps(rules.frozen(), 64, 128, 10), RATES),
     "backprop, 64-32-10": (backprop(64, 32, 10), RATES),
     "backprop, 64-128-10": (backprop(64, 128, 10), RATES),
@@ -208,7 +208,7 @@ def five() -> list[Row]:
     return [_five(name, chosen[name]) for name in FIVE]
 
 
-FIVE = ("head, 64 random features", "head, 128 random features", "readout(scale=4), 64-32-10")
+FIVE = ("head, 64 random features", "head, 128 random features", "readout of scale 4, 64-32-10")
 
 
 def _five(name: str, rate: float) -> Row:
@@ -483,7 +483,7 @@ def main() -> None:
             "settings": {
                 "seeds": SEEDS, "train": len(train[1]), "test": len(test[1]), "batch_size": 1,
                 "samples": SAMPLES,
-                "alone": ALONE, "changed": CHANGED, "forgetting": FORGETTING,
+                "alone": ALONE, "seen": SEEN, "changed": CHANGED, "forgetting": FORGETTING,
             },
         }  # fmt: skip
         file.write_text(json.dumps(record, indent=1) + "\n")
