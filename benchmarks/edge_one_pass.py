@@ -10,6 +10,7 @@
   the five count as much as the samples of another class.
 - `stability`: 100,000 samples; one class alone for 5,000; labels that change after 50,000. In C
   (float32) and in float64, beside forgetting without a bound and with a cap on the trace.
+- `unscaled`: 20,000 samples whose features are a hundred times too large.
 - `encoder`: a convolutional net that learned the digits 0 to 4 is frozen, and the head behind it
   learns all ten; the same net untrained is the control.
 - `boards`: bytes, and instructions of a step on an emulated Cortex-M4F, if gcc for ARM and QEMU
@@ -49,14 +50,14 @@ from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.source import sources as net_sources
 
 COMMAND = "python benchmarks/edge_one_pass.py --out results"
-SECTIONS = ("digits", "in_order", "five", "stability", "encoder", "boards")
+SECTIONS = ("digits", "in_order", "five", "stability", "unscaled", "encoder", "boards")
 WIDTHS = (64, 128)
 SEEDS, SEARCH_SEEDS, CLASSES = 10, 3, 10
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 RIDGE = 1.0  # the default of tpsgd.export.one_pass
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SAMPLES, ALONE, SEEN, AGAIN = 100_000, 5_000, 8_000, 2_000
-CHANGED, FORGETTING = 50_000, 0.999
+CHANGED, FORGETTING, UNSCALED = 50_000, 0.999, 20_000
 PERMUTED = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
 CAP = 16.0  # of the trace, in multiples of its first value
 Row = dict[str, Any]
@@ -257,22 +258,29 @@ def _accuracy(learner: CompiledHead | CompiledNet, test: Samples) -> float:
 # ---- stability -----------------------------------------------------------------------------------
 
 
-class InFloat64:
-    """The same recursion in numpy; `how` forgetting is bounded: "errors", "trace" or "not"."""
+class InNumpy:
+    """The recursion with a full matrix; `how` forgetting is bounded: "errors", "trace" or "not".
 
-    def __init__(self, recipe: HeadRecipe, how: str) -> None:
-        units = (recipe.features or recipe.inputs) + 1
-        self.recipe, self.how = recipe, how
-        self.inverse, self.weights = np.eye(units) / recipe.ridge, np.zeros((CLASSES, units))
+    A sample in whose direction rounding has made the matrix negative is skipped.
+    """
+
+    def __init__(self, recipe: HeadRecipe, how: str, dtype: Any = np.float64) -> None:
+        self.recipe, self.how, self.dtype, self.skipped = recipe, how, dtype, 0
+        self.inverse = (np.eye(recipe.units) / recipe.ridge).astype(dtype)
+        self.weights = np.zeros((CLASSES, recipe.units), dtype)
         self.most = CAP * float(self.inverse.trace())
 
     def learn_all(self, x: Any, labels: Any) -> None:
         """Learn from samples, each once."""
-        for row, label in zip(reference.features(self.recipe, x), labels, strict=True):
+        h = reference.features(self.recipe, x).astype(self.dtype)
+        for row, label in zip(h, labels, strict=True):
             errors = self.weights @ row
             errors[int(label)] -= 1
-            kept = self._kept(errors)
+            kept = self.dtype(self._kept(errors))
             gain = self.inverse @ row
+            if not row @ gain >= 0:
+                self.skipped += 1
+                continue
             gain /= kept + row @ gain
             self.weights -= np.outer(errors, gain)
             self.inverse -= np.outer(gain, row @ self.inverse)
@@ -288,6 +296,28 @@ class InFloat64:
         """The share of samples whose class has the largest score."""
         scores = reference.features(self.recipe, x) @ self.weights.T
         return float((scores.argmax(1) == np.asarray(labels)).mean())
+
+
+def unscaled() -> list[Row]:
+    """Features a hundred times too large: factors in C, and a full matrix in float32 and float64."""
+    (x, y), test = digits()
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(len(y)) for _ in range(UNSCALED // len(y) + 1)])
+    order, rows = order[:UNSCALED], []
+    for width in WIDTHS:
+        recipe = recipe_of(width, 0.001, 0, x)
+        recipe = replace(recipe, scale=100 * recipe.scale)
+        arms = {
+            "factors in C, float32": CompiledHead(sources(recipe)),
+            "full matrix, float32": InNumpy(recipe, "not", np.float32),
+            "full matrix, float64": InNumpy(recipe, "not"),
+        }
+        for name, learner in arms.items():
+            learner.learn_all(x.numpy()[order], y.numpy()[order])
+            row = {"width": width, "arm": name, "skipped": getattr(learner, "skipped", 0)}
+            rows.append(row | {"accuracy": learner.accuracy(test[0].numpy(), test[1].numpy())})
+            print(rows[-1], flush=True)
+    return rows
 
 
 STABILITY: dict[str, tuple[float, str]] = {
@@ -312,9 +342,9 @@ def _stability(width: int, name: str) -> Row:
     xs, labels, permuted = x.numpy(), y.numpy(), np.array(PERMUTED)
     test_x, test_y = test[0].numpy(), test[1].numpy()
 
-    def fresh() -> CompiledHead | InFloat64:
+    def fresh() -> CompiledHead | InNumpy:
         recipe = recipe_of(width, RIDGE, 0, x, forgetting=forgetting)
-        return CompiledHead(sources(recipe)) if how == "C" else InFloat64(recipe, how)
+        return CompiledHead(sources(recipe)) if how == "C" else InNumpy(recipe, how)
 
     steady, alone = fresh(), fresh()
     alone.learn_all(xs[order[:SEEN]], labels[order[:SEEN]])
@@ -444,6 +474,7 @@ MEASURES: dict[str, Callable[[], Any]] = {
     "in_order": lambda: in_one_pass(by_class),
     "five": five,
     "stability": stability,
+    "unscaled": unscaled,
     "encoder": encoder,
     "boards": boards,
 }
@@ -483,7 +514,8 @@ def main() -> None:
             "settings": {
                 "seeds": SEEDS, "train": len(train[1]), "test": len(test[1]), "batch_size": 1,
                 "samples": SAMPLES,
-                "alone": ALONE, "seen": SEEN, "changed": CHANGED, "forgetting": FORGETTING,
+                "alone": ALONE, "seen": SEEN, "changed": CHANGED,
+                "forgetting": FORGETTING, "unscaled": UNSCALED,
             },
         }  # fmt: skip
         file.write_text(json.dumps(record, indent=1) + "\n")

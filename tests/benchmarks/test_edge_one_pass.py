@@ -36,7 +36,7 @@ def of(record, section: str, arm: str) -> dict:
 def test_the_recursion_in_float64_is_that_of_the_reference(how):
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(80, 6)), rng.integers(0, 10, 80)
-    learner = one_pass.InFloat64(RECIPE, how)
+    learner = one_pass.InNumpy(RECIPE, how)
     learner.learn_all(x, labels)
     h = reference.features(RECIPE, x)
     exact = reference.recursive(RECIPE, h, labels)[0]
@@ -52,6 +52,15 @@ def test_a_class_comes_after_another_and_no_sample_is_lost():
     assert torch.equal(x.sum(0), train[0].sum(0))
     orders = [one_pass.shuffled(train, seed)[1] for seed in (0, 0, 1)]
     assert torch.equal(orders[0], orders[1]) and not torch.equal(orders[0], orders[2])
+
+
+def test_factors_hold_where_a_full_matrix_in_float32_does_not(record):
+    for width in (64, 128):
+        rows = {row["arm"]: row for row in record["unscaled"] if row["width"] == width}
+        ours, full = rows["factors in C, float32"], rows["full matrix, float32"]
+        assert ours["accuracy"] > 0.9 > 0.5 > full["accuracy"] and full["skipped"] > 1000
+        exact = rows["full matrix, float64"]
+        assert ours["accuracy"] == pytest.approx(exact["accuracy"], abs=0.01)
 
 
 @pytest.mark.full
