@@ -299,7 +299,7 @@ class InNumpy:
 
 
 def unscaled() -> list[Row]:
-    """Features a hundred times too large: factors in C, and a full matrix in float32 and float64."""
+    """Features a hundred times too large: factors in C, a full matrix in float32 and float64."""
     (x, y), test = digits()
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(len(y)) for _ in range(UNSCALED // len(y) + 1)])
