@@ -29,6 +29,7 @@ def export_c(
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
     files: Annotated[str, option("plain, or arduino: a library with a sketch.")] = "plain",
+    name: Annotated[str, option("What all names in the C begin with.")] = "net",
     overwrite: Overwrite = False,
 ) -> None:
     """C99 for a microcontroller: no heap, no library, every byte counted beforehand."""
@@ -41,7 +42,7 @@ def export_c(
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
-            spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
+            spare=spare, files=files, name=name, overwrite=overwrite, samples=x, labels=y,
             inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)

@@ -1,6 +1,7 @@
 """An export as a library of the Arduino IDE: three text files and a sketch beside the C."""
 
 from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.to_c.names import USUAL, renamed
 from tpsgd_export.to_c.source import filled
 
 WORDS = (
@@ -9,14 +10,18 @@ WORDS = (
 )
 
 
-def as_library(texts: dict[str, str], recipe: StepRecipe, summary: str, ram: int) -> dict[str, str]:
+def as_library(
+    texts: dict[str, str], recipe: StepRecipe, summary: str, ram: int, name: str = USUAL
+) -> dict[str, str]:
     """The files of a library by their paths; the sketch learns one sample at a time."""
+    header, own = texts[f"{name}.h"], [renamed(word, name) for word in WORDS]
     words = {"summary": summary, "ram": f"{ram:,}", "inputs": recipe.inputs}
-    words["scale"] = "net_scale" in texts["net.h"]
-    keywords = "".join(f"{word}\tKEYWORD2\n" for word in WORDS if word in texts["net.h"])
-    return {f"src/{name}": text for name, text in texts.items()} | {
-        "library.properties": filled("library.properties", words),
+    words["scale"] = renamed("net_scale", name) in header
+    words["library"] = f"tpsgd_{name}"
+    keywords = "".join(f"{word}\tKEYWORD2\n" for word in own if word in header)
+    return {f"src/{file}": text for file, text in texts.items()} | {
+        "library.properties": renamed(filled("library.properties", words), name),
         "keywords.txt": keywords,
-        "README.md": filled("arduino.md", words),
-        "examples/learn/learn.ino": filled("sketch.ino", words),
+        "README.md": renamed(filled("arduino.md", words), name),
+        "examples/learn/learn.ino": renamed(filled("sketch.ino", words), name),
     }

@@ -27,6 +27,7 @@ from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
+from tpsgd_export.to_c.names import check_name
 from tpsgd_export.to_c.source import sources, summary
 
 
@@ -51,6 +52,7 @@ def c(
     files: str = "plain",
     inputs: Mapping[str, Any] | None = None,
     classes: Sequence[str] | None = None,
+    name: str = "net",
     overwrite: bool = False,
 ) -> Exported:
     """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
@@ -85,6 +87,8 @@ def c(
         inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
             for training, `net_scale` does the same on the device.
         classes: `data.classes`, the names of the labels, for the header.
+        name: what all functions, types, macros and files begin with. Two nets of different names
+            link into one program; `name="gait"` has `gait.h`, `gait_step` and `GAIT_OK`.
         overwrite: replace an earlier export.
 
     Examples:
@@ -97,6 +101,7 @@ def c(
     check_word("codes", codes, ("auto", "hash", "flash", "binary"))
     check_word("files", files, ("plain", "arduino"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
+    check_name(name)
     floats = numbers == "float32"
     if not floats and codes not in ("auto", "binary"):
         raise TpsgdError(
@@ -129,7 +134,7 @@ def c(
     _keep_within(ram, memory)
     meaning = read_inputs(inputs, classes, recipe)
     meaning.warn_of_lost_digits()
-    texts = with_inputs(texts, meaning, recipe)
+    texts = with_inputs(texts, meaning, recipe, name)
     if meaning.shift:
         scaling = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
         memory = replace(memory, flash=memory.flash | scaling)
@@ -141,7 +146,7 @@ def c(
                 "class: export a net of classes that is not recurrent, with batch=1 and "
                 "numbers='float32', or plain files"
             )
-        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
+        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes, name)
     check_new(Path(folder), overwrite, *written)
     if net is None:
         checked = check(model, recipe, texts, order, rule=learning, loss=loss)
@@ -150,7 +155,7 @@ def c(
         checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)
     with output_folder(Path(folder), tuple(written), overwrite) as path:
         paths = write_together({path / name: text.encode() for name, text in written.items()})
-    return Exported(paths, checked, memory=memory, note=meaning.note("net_scale"))
+    return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))
 
 
 def check_word(name: str, word: str, words: Sequence[str]) -> None:
