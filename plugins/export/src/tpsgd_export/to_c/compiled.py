@@ -21,6 +21,7 @@ from tpsgd_export.to_c.source import SEQUENCE_ERRORS
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 LONGEST_TRIAL = 600  # seconds
+ANSWERS = (*SEQUENCE_ERRORS, "BAD_FLASH", "MORE")
 TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
 MEASURED = SEQUENCE_ERRORS.index("MEASURED")
 PROBE = """
@@ -88,7 +89,7 @@ def run_program(
             raise _died(f"took more than {LONGEST_TRIAL} seconds") from None
         if status < 0:
             raise _died(f"was ended by {signal.Signals(-status).name}")
-        if status >= len(SEQUENCE_ERRORS):
+        if status >= len(ANSWERS):
             raise _died(f"ended with status {status}")
         _raise(status)
         return target.read_bytes()
@@ -293,7 +294,7 @@ def _as_tensor(values: Any, dtype: torch.dtype, name: str) -> Tensor:
 
 def _raise(code: int) -> None:
     if code:
-        name = SEQUENCE_ERRORS[code]
+        name = ANSWERS[code]
         raise TpsgdError(
             f"the exported net refused: NET_{name}{TOO_LARGE if name == 'DIVERGED' else ''}"
         )

@@ -26,8 +26,8 @@ def with_inputs(
     if inputs.shift:
         what = {"what": "a time step" if recipe.recurrent else "a sample"}
         header += renamed(filled("scale.h", what), name)
-        tables = array("float", "net_shift", map(number, inputs.shift))
-        tables += array("float", "net_scales", map(number, inputs.scale))
+        tables = array("float", "net_shift", map(number, inputs.shift), "TPS_IN_FLASH")
+        tables += array("float", "net_scales", map(number, inputs.scale), "TPS_IN_FLASH")
         count = len(inputs.shift)
         index = "i" if count == recipe.inputs else f"i % {count}u"
         program = renamed(filled("scale.c", {"tables": tables, "index": index}), name)

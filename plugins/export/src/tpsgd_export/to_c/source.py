@@ -40,7 +40,7 @@ from tpsgd_export.to_c.memory import (
 )
 
 FRAGMENTS = (
-    *("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records"),
+    *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "losses", "step"),
     *("cells", "diagonal", "sequences"),
 )
 ONLY_FOR = {  # fragments that few nets need
@@ -52,6 +52,8 @@ ONLY_FOR = {  # fragments that few nets need
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
 SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
+FORGOTTEN = """
+ * A record has no moments: after it the optimizer begins anew."""
 NOWHERE = "TPS_NOWHERE"
 CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 
@@ -59,8 +61,10 @@ CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 def sources(recipe: StepRecipe) -> dict[str, str]:
     """The files of a net by their names."""
     words = _words(recipe, layout(recipe))
+    words["records"] = filled("records.h", {"forgotten": FORGOTTEN})
     name = "read" if recipe.recurrent else "learn"
-    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None), "lasting.c"]
+    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None)]
+    programs += ["bytes.c", "lasting.c", "records.c"]
     return {
         "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
         "net.c": "".join(filled(program, words) for program in programs),
@@ -138,18 +142,19 @@ def number(value: float) -> str:
     return f"{np.float32(value)!s}f"
 
 
-def array(kind: str, name: str, values: Iterable[str]) -> str:
-    """A constant array, a few numbers on each line."""
+def array(kind: str, name: str, values: Iterable[str], place: str = "") -> str:
+    """A constant array; with `place` TPS_IN_FLASH out of the RAM of an AVR."""
     values = list(values)
     lines = [", ".join(values[i : i + 8]) for i in range(0, len(values), 8)]
     body = ",\n    ".join(lines)
-    return f"static const {kind} {name}[{len(values)}] = {{\n    {body}}};\n"
+    place = place and f" {place}"
+    return f"static const {kind} {name}[{len(values)}]{place} = {{\n    {body}}};\n"
 
 
-def floats(name: str, tensors: Iterable[Tensor]) -> str:
+def floats(name: str, tensors: Iterable[Tensor], place: str = "") -> str:
     """A constant array of the numbers of some tensors."""
     numbers = torch.cat([t.detach().flatten().float() for t in tensors])
-    return array("float", name, map(number, numbers.numpy()))
+    return array("float", name, map(number, numbers.numpy()), place)
 
 
 def comment(*lines: str) -> str:
@@ -199,7 +204,7 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
     targets, lasting = recipe.targets, recipe.learned + len(measured)
     units = torch.stack([targets.shift, targets.scale]) if targets else torch.tensor([])
-    tables.append(floats("initial", [*weights, torch.tensor(measured), units]))
+    tables.append(floats("initial", [*weights, torch.tensor(measured), units], "TPS_IN_FLASH"))
     draw = f"    tps_draw_codes(&codes{{}}, {recipe.outputs}u, s->weights + {{}});"
     drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
     adam, count = recipe.optimizer == "adam", len(recipe.blocks)
@@ -234,6 +239,7 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "moments_at": "0" if recipe.optimizer == "sgd" else "s->moments",
         "ticks": 2 * count * adam,
         "ticks_at": "s->ticks" if adam else "0",
+        "part_ticks": "s->ticks + 2 * i" if adam else "0",
         "tables": "\n".join(tables),
         "rows": ",\n".join(rows),
         "layers": ",\n".join(layers),

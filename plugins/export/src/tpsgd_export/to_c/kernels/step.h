@@ -187,7 +187,7 @@ TPS_FN int tps_refuse(const tps_net *net, const float *x, const tps_label *label
 {
     uint32_t n;
     if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
-    if (!(lr >= 0.0f && lr <= TPS_FASTEST)) return TPS_BAD_RATE;
+    if (!tps_is_rate(lr)) return TPS_BAD_RATE;
     for (n = 0; n < net->batch; n++)
 #ifdef TPS_WITH_NUMBERS
         if (!tps_usable(labels + n * net->classes, net->classes)) return TPS_BAD_LABEL;
