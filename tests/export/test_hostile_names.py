@@ -73,9 +73,13 @@ def written(name: str) -> dict[str, str]:
     }
 
 
+NAME_IN_C = re.compile(r'^    "(?:[\w .,-]|\\[0-7]{3})*"(?=,$|\};$)', re.MULTILINE | re.ASCII)
+
+
 def code(text: str) -> str:
-    """A program of C as its compiler reads it: trigraphs, joined lines, no comments."""
+    """A program of C as its compiler reads it: trigraphs, joined lines, no comments or names."""
     text = text.replace("??/", "\\").replace("\\\n", "")
+    text = NAME_IN_C.sub('""', text)
     return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).split())
 
 

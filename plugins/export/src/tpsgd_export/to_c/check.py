@@ -48,6 +48,7 @@ OF_ADAM = (
 EPOCHS = 5  # of integers
 MOST = 1000  # samples that integers learn
 WORSE = 0.05  # accuracy that integers may lose there
+LEAST = 0.5  # accuracy below which a net is of no use, whatever floats reach
 
 
 class Distances(NamedTuple):
@@ -238,11 +239,13 @@ def check_integers(
     texts: dict[str, str],
     labelled: Labelled,
     rate: float,
+    least: float = LEAST,
     **options: Any,
 ) -> str:
     """Learn the calibration samples in integers and with `fit` in floats; say how many are right.
 
-    Integers that lose more than a few points are refused. `options` are the rule and the seed.
+    Integers that lose more than a few points are refused, and so are those that are right on fewer
+    samples than `least`, or than the most frequent class has. `options` are the rule and the seed.
     """
     if compiler() is None:
         return NOT_RUN
@@ -259,6 +262,14 @@ def check_integers(
             f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
             f"epochs, in float32 {theirs:.1%}: nothing was written; export it with int16 or "
             "float32"
+        )
+    most = float(labels.bincount().max()) / len(labels)
+    if ours < max(least, most):
+        floor = f"least={least:.1%}" if least >= most else f"one class alone has {most:.1%}"
+        raise TpsgdError(
+            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
+            f"epochs, in float32 {theirs:.1%}, and {floor}: nothing was written; train the model "
+            "further, choose another rate=, or lower least="
         )
     return (
         f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs: {ours:.1%} of them "

@@ -21,7 +21,7 @@ from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.read_model import as_samples, check_shape, read_model
 from tpsgd_export.to_c.arduino import as_library
-from tpsgd_export.to_c.check import EPOCHS, check, check_integers
+from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
@@ -48,6 +48,7 @@ def c(
     labels: Any = None,
     numbers: str = "float32",
     rate: float = 2.0**-7,
+    least: float = LEAST,
     spare: int = 0,
     files: str = "plain",
     inputs: Mapping[str, Any] | None = None,
@@ -82,6 +83,7 @@ def c(
         numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
             whose weights move by stochastic rounding. Binary points come from the samples.
         rate: the learning rate that the binary points of integers leave room for.
+        least: the share of the samples that integers must get right in the check.
         spare: classes that may come later.
         files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
         inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
@@ -102,6 +104,8 @@ def c(
     check_word("files", files, ("plain", "arduino"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
     check_name(name)
+    if not 0 <= least <= 1:
+        raise TpsgdError(f"least must be a share from 0 to 1, got {least!r}")
     floats = numbers == "float32"
     if not floats and codes not in ("auto", "binary"):
         raise TpsgdError(
@@ -152,7 +156,7 @@ def c(
         checked = check(model, recipe, texts, order, rule=learning, loss=loss)
     else:
         labelled = samples, torch.as_tensor(labels).flatten().long()
-        checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)
+        checked = check_integers(model, net, texts, labelled, rate, least, rule=learning, seed=seed)
     with output_folder(Path(folder), tuple(written), overwrite) as path:
         paths = write_together({path / name: text.encode() for name, text in written.items()})
     return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))

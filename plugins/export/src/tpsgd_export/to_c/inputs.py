@@ -1,5 +1,6 @@
 """The header's words on inputs and classes, and `net_scale`, for a net that is written as C."""
 
+import string
 from textwrap import wrap
 
 from tpsgd_export.inputs import SampleFormat
@@ -31,6 +32,11 @@ def with_inputs(
         count = len(inputs.shift)
         index = "i" if count == recipe.inputs else f"i % {count}u"
         program = renamed(filled("scale.c", {"tables": tables, "index": index}), name)
+    if inputs.classes:
+        count = max(recipe.outputs, len(inputs.classes))
+        words = {"kind": "class" if recipe.targets is None else "number", "count": count}
+        header += renamed(filled("names.h", words), name)
+        program += renamed(filled("names.c", words), name) + _strings(inputs.classes, count)
     front, end, rest = texts[f"{name}.h"].rpartition(END_OF_FUNCTIONS)
     program = texts[f"{name}.c"] + program
     return texts | {f"{name}.h": front + header + end + rest, f"{name}.c": program}
@@ -58,3 +64,16 @@ def _comment(inputs: SampleFormat, labels: str) -> str:
 def _listed(names: tuple[str, ...]) -> list[str]:
     words = ", ".join(f"{i} {name[:LONGEST]}" for i, name in enumerate(names))
     return wrap(words, 94, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _strings(names: tuple[str, ...], count: int) -> str:
+    """Names as C has them, in UTF-8, and empty ones for classes that may come."""
+    names = (*(name[:LONGEST] for name in names), *[""] * (count - len(names)))
+    return "    " + ",\n    ".join(map(c_string, names)) + "};\n"
+
+
+def c_string(text: str) -> str:
+    """A string of C: what is no letter, digit, space or simple sign is written as its bytes."""
+    plain = string.ascii_letters + string.digits + " _-.,"
+    signs = (chr(b) if chr(b) in plain else f"\\{b:03o}" for b in text.encode(errors="replace"))
+    return '"' + "".join(signs) + '"'

@@ -88,6 +88,8 @@ def integer_source(net: IntegerNet) -> dict[str, str]:
     words = _words(net, places(net))
     texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer"))
     kernels = "\n".join(["#include <stdint.h>", "", *texts, "#endif", ""])
+    best = {"number": "int32_t", "input": "net_input", "recurrent": False}
+    words["best"] = filled("best.h", best)
     words["records"] = filled("records.h", {"forgotten": ""})
     return {
         "net.h": filled("integer_net.h", words),

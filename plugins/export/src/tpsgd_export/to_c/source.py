@@ -61,6 +61,8 @@ CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 def sources(recipe: StepRecipe) -> dict[str, str]:
     """The files of a net by their names."""
     words = _words(recipe, layout(recipe))
+    best = {"number": "float", "input": "float", "recurrent": recipe.recurrent}
+    words["best"] = "" if recipe.targets else filled("best.h", best)
     words["records"] = filled("records.h", {"forgotten": FORGOTTEN})
     name = "read" if recipe.recurrent else "learn"
     programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None)]

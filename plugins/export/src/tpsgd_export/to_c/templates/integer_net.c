@@ -99,3 +99,19 @@ int net_step(net_state *s, net_arena *a, const net_input *x, const uint16_t *lab
     return answer;
 }
 
+uint16_t net_best(const net_state *s, const int32_t *logits)
+{
+    uint32_t c, count = net_classes(s), best = 0;
+    if (count == 1) return logits[0] > 0; /* yes or no */
+    for (c = 1; c < count; c++)
+        if (logits[c] > logits[best]) best = c;
+    return (uint16_t)best;
+}
+
+int net_predict(const net_state *s, net_arena *a, const net_input *x, int32_t *logits, uint16_t *label)
+{
+    int error = net_forward(s, a, x, logits);
+    *label = error ? 0 : net_best(s, logits);
+    return error;
+}
+

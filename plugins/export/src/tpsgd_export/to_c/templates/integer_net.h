@@ -82,7 +82,7 @@ int net_step_part(net_state *s, net_arena *a, const net_input *x, const uint16_t
 uint32_t net_classes(const net_state *s);
 int net_add_class(net_state *s);
 
-$records
+$best$records
 #ifdef __cplusplus
 }
 #endif

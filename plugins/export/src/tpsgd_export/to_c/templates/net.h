@@ -61,7 +61,7 @@ $functions
 @!of_numbers uint32_t net_classes(const net_state *s);
 @!of_numbers int net_add_class(net_state *s);
 @!of_numbers 
-$records
+$best$records
 #ifdef __cplusplus
 }
 #endif
