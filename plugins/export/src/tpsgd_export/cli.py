@@ -28,7 +28,7 @@ def export_c(
     ram: Annotated[str | None, option("Budget for weights and scratch, such as 16KB.")] = None,
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
-    files: Annotated[str, option("plain, or arduino: a library with a sketch.")] = "plain",
+    files: Annotated[str, option("plain, or a library: arduino, zephyr.")] = "plain",
     name: Annotated[str, option("What all names in the C begin with.")] = "net",
     overwrite: Overwrite = False,
 ) -> None:

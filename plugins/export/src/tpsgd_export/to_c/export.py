@@ -20,15 +20,15 @@ from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.read_model import as_samples, check_shape, read_model
-from tpsgd_export.to_c.arduino import as_library
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source
+from tpsgd_export.to_c.libraries import as_library, check_library
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
 from tpsgd_export.to_c.names import check_name
-from tpsgd_export.to_c.source import sources, summary
+from tpsgd_export.to_c.source import sources
 
 
 def c(
@@ -85,7 +85,8 @@ def c(
         rate: the learning rate that the binary points of integers leave room for.
         least: the share of the samples that integers must get right in the check.
         spare: classes that may come later.
-        files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
+        files: "plain", "arduino": a library of the Arduino IDE, with sketches, or "zephyr": a
+            module of Zephyr.
         inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
             for training, `net_scale` does the same on the device.
         classes: `data.classes`, the names of the labels, for the header.
@@ -101,7 +102,7 @@ def c(
         11136
     """
     check_word("codes", codes, ("auto", "hash", "flash", "binary"))
-    check_word("files", files, ("plain", "arduino"))
+    check_word("files", files, ("plain", "arduino", "zephyr"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
     check_name(name)
     if not 0 <= least <= 1:
@@ -122,6 +123,7 @@ def c(
         model, learning, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=samples, labels=labels,
     )  # fmt: skip
+    check_library(files, recipe, floats, name)
     net = None
     if floats:
         recipe = with_codes(recipe, codes)
@@ -143,14 +145,8 @@ def c(
         scaling = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
         memory = replace(memory, flash=memory.flash | scaling)
     written = texts
-    if files == "arduino":
-        if recipe.recurrent or recipe.batch > 1 or not floats or recipe.targets:
-            raise TpsgdError(
-                "files='arduino' has a sketch that learns one sample at a time, in floats, and its "
-                "class: export a net of classes that is not recurrent, with batch=1 and "
-                "numbers='float32', or plain files"
-            )
-        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes, name)
+    if files != "plain":
+        written = as_library(files, texts, recipe, memory.ram_bytes, name)
     check_new(Path(folder), overwrite, *written)
     if net is None:
         checked = check(model, recipe, texts, order, rule=learning, loss=loss)

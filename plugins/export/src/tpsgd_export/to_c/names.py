@@ -12,7 +12,7 @@ from tpsgd.common.errors import TpsgdError
 
 USUAL = "net"
 LONGEST = 31  # characters that every linker tells apart
-OWN = re.compile(r"\b(net|tps|NET|TPS|TPSGD)_(?=\w)|\b(net|tpsgd)(?=\.[ch]\b)")
+OWN = re.compile(r"\b(net|tps|NET|TPS|TPSGD(?=_H\b))_(?=\w)|\b(net|tpsgd)(?=\.[ch]\b)")
 KERNELS = re.compile(r"(?:(\w+)_)?tpsgd\.h")
 OF_FILE = re.compile(r"^static (?:const )?\w+ \**(\w+)(?=[\[(]| =)", re.MULTILINE)
 
