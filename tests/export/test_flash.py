@@ -52,10 +52,10 @@ def test_a_cut_at_any_byte_keeps_the_old_weights_or_the_new_ones(numbers, tmp_pa
 
 
 MUTANTS = {
-    "over the newer slot": ("w.slot = first > second;", "w.slot = first < second;"),
+    "over the newer slot": ("? 1 - newer : newer;", "? newer : 1 - newer;"),
     "without its checksum": (" && tps_checksum_fits(in)", ""),
     "without its complement": ("number == ~complement ? number : 0", "number"),
-    "from the older slot": ("in.slot = second > first;", "in.slot = second < first;"),
+    "from the older slot": ("(flash, 1) > tps_seq", "(flash, 1) < tps_seq"),
 }
 
 

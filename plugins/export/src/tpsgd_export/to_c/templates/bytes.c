@@ -60,16 +60,24 @@ TPS_FN void tps_open(tps_intake *in, uint32_t bytes)
     in->failed = 0;
 }
 
+/* The bytes at hand: of a record in RAM all that are left, of flash those of a chunk, which is read at
+ * its first byte */
+TPS_FN const uint8_t *tps_at_hand(tps_intake *in, uint32_t *count)
+{
+    uint32_t place = in->at % TPS_CHUNK;
+    *count = in->end - in->at;
+    if (in->record) return in->record + in->at;
+    if (*count > TPS_CHUNK - place) *count = TPS_CHUNK - place;
+    if (!place && !in->failed)
+        in->failed = in->flash->read(in->flash->board, in->slot, TPS_BEFORE + in->at, in->chunk, *count);
+    return in->chunk + place;
+}
+
 TPS_FN uint32_t tps_next(tps_intake *in, uint32_t bytes)
 {
-    uint32_t number = 0, i;
+    uint32_t number = 0, i, left;
     for (i = 0; i < bytes; i++, in->at++) {
-        uint32_t place = in->at % TPS_CHUNK, left = in->end - in->at;
-        uint8_t byte;
-        if (!in->record && !place && !in->failed)
-            in->failed = in->flash->read(in->flash->board, in->slot, TPS_BEFORE + in->at, in->chunk,
-                                         left < TPS_CHUNK ? left : TPS_CHUNK);
-        byte = in->record ? in->record[in->at] : in->chunk[place];
+        uint8_t byte = *tps_at_hand(in, &left);
         in->crc = tps_crc(in->crc, byte);
         number |= (uint32_t)byte << 8 * i;
     }
@@ -79,8 +87,14 @@ TPS_FN uint32_t tps_next(tps_intake *in, uint32_t bytes)
 /* Reads what is left of a record; whether its checksum fits */
 TPS_FN int tps_checksum_fits(tps_intake *in)
 {
-    uint32_t crc;
-    while (in->at < in->end - 4) tps_next(in, 1);
+    uint32_t crc, left;
+    while (in->at < in->end - 4) {
+        const uint8_t *byte = tps_at_hand(in, &left), *end;
+        if (left > in->end - 4 - in->at) left = in->end - 4 - in->at;
+        in->at += left;
+        for (crc = in->crc, end = byte + left; byte < end;) crc = tps_crc(crc, *byte++);
+        in->crc = crc;
+    }
     crc = ~in->crc;
     return tps_next(in, 4) == crc && !in->failed;
 }
