@@ -1,6 +1,6 @@
 """The net of the Makefile: an MLP for digits as C, and the digits as bytes in `data.h`.
 
-    python net.py FOLDER [EPOCHS]
+python net.py FOLDER [EPOCHS]
 """
 
 import sys

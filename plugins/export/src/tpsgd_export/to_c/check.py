@@ -24,6 +24,7 @@ from tpsgd.nets.cuts.split import layers_of
 from tpsgd.objectives import Objective, Site
 from tpsgd.rules import Rule, resolve
 from tpsgd.train import sequential, simultaneous
+from tpsgd_export.read_model import DROPOUT, norms_of
 from tpsgd_export.recipe import StepRecipe
 from tpsgd_export.to_c.compiled import FLAGS, compiler, run_program
 from tpsgd_export.to_c.integer_scales import IntegerNet
@@ -170,7 +171,7 @@ def trained(
 ) -> Tensor:
     """The weights and class codes that `fit` learns from the samples in their order."""
     codes: dict[int, Tensor] = {}
-    net = _as_in(recipe, copy.deepcopy(model)).to(x.dtype)
+    net = as_in(recipe, copy.deepcopy(model)).to(x.dtype)
     if recipe.targets is not None:
         labels = recipe.targets(labels)
     loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
@@ -195,20 +196,21 @@ def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:
         run_training([model], data, resolve(rule), settings, features, wrapper)
 
 
-def _as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
-    """The model with norms of frozen layers folded into their weights, and standardised outputs."""
-    norms = []
+def as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
+    """The model with norms folded into their layers, no dropout, and standardised outputs."""
+    left_out: list[nn.Module] = [m for m in model.modules() if isinstance(m, DROPOUT)]
     for block, record in zip(layers_of(model), recipe.blocks, strict=True):
-        if block.between:
-            norms += block.between
-            block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
-            block.layer.bias = nn.Parameter(record.parameters["bias"], requires_grad=False)
+        if norms := norms_of(block):
+            left_out += norms
+            for name in ("weight", "bias"):
+                p = nn.Parameter(record.parameters[name].clone(), requires_grad=record.learns)
+                setattr(block.layer, name, p)
     if recipe.targets is not None:
         for name, p in layers_of(model)[-1].layer.named_parameters():
             p.data.copy_(recipe.blocks[-1].parameters[name])
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if any(child is norm for norm in norms):
+            if any(child is other for other in left_out):
                 setattr(module, name, nn.Identity())
     return model
 
