@@ -1,5 +1,6 @@
 """Layers of nets that people have: ReLU6, dropout, batch norms, depthwise convolutions."""
 
+import re
 import warnings
 
 import pytest
@@ -115,3 +116,46 @@ def test_a_graph_of_relu6_is_that_of_fit(tmp_path):
         warnings.simplefilter("ignore")
         checked = tpsgd.export.onnx(model, tmp_path / "step.onnx", shape=(4,)).checked
     assert "against tpsgd.fit" in checked
+
+
+def frozen_body(bias: bool = False) -> nn.Module:
+    model = mobile()
+    if bias:
+        model[0] = nn.Conv2d(2, 4, 3, 2, 1)
+    model[:-1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("frozen", ["net", "first layers", "hidden dense layer"])
+def test_weights_of_a_byte_give_the_outputs_of_their_rounded_floats(frozen, tmp_path):
+    model, shape = frozen_body(), (2, 9, 9)
+    if frozen == "first layers":
+        model[6:12].requires_grad_(True)
+    if frozen == "hidden dense layer":
+        model, shape = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), (5,)
+        model[0].requires_grad_(False)
+    rule = rules.readout(scale=3.0)
+    options = {"shape": shape, "rule": rule, "samples": torch.randn(20, *shape)}
+    small = tpsgd.export.c(model, tmp_path / "a", **options, frozen="int8")
+    large = tpsgd.export.c(model, tmp_path / "b", **options)
+    assert "run beside tpsgd.fit" in small.checked
+    floats, small_bytes = large.memory.flash["initial weights"], small.memory.flash
+    count = small_bytes["weights of a byte"]
+    assert floats - small_bytes["initial weights"] == 4 * count and count > 30
+    text = (tmp_path / "a/net.c").read_text()
+    numbers = re.findall(r"int8_t small\d+\[(\d+)\]", text)
+    assert sum(map(int, numbers)) == count
+    nets = [CompiledNet(tmp_path / name) for name in "ab"]
+    outputs = torch.stack(
+        [torch.stack([net.forward(x) for net in nets]) for x in options["samples"]]
+    )
+    apart = (outputs[:, 0] - outputs[:, 1]).abs().max()
+    assert 0 < apart < 0.03 * outputs.abs().max()
+
+
+def test_weights_of_a_byte_need_layers_that_do_not_learn(tmp_path):
+    with pytest.raises(TpsgdError, match="all of these do"):
+        tpsgd.export.c(dense(), tmp_path, shape=(6,), frozen="int8")
+    with pytest.raises(TpsgdError, match="not recurrent"):
+        model = nn.Sequential(tpsgd.Recurrent(2, 5), nn.Linear(5, 3))
+        tpsgd.export.c(model, tmp_path, shape=(4, 2), frozen="int8", rule=rules.frozen())

@@ -197,13 +197,14 @@ def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:
 
 
 def as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
-    """The model with norms folded into their layers, no dropout, and standardised outputs."""
+    """The model as it is exported: norms folded, weights of a byte rounded, without dropout."""
     left_out: list[nn.Module] = [m for m in model.modules() if isinstance(m, DROPOUT)]
     for block, record in zip(layers_of(model), recipe.blocks, strict=True):
-        if norms := norms_of(block):
-            left_out += norms
-            for name in ("weight", "bias"):
-                p = nn.Parameter(record.parameters[name].clone(), requires_grad=record.learns)
+        norms = norms_of(block)
+        left_out += norms
+        if norms or record.scales is not None:
+            for name, values in record.parameters.items():
+                p = nn.Parameter(values.clone(), requires_grad=record.learns)
                 setattr(block.layer, name, p)
     if recipe.targets is not None:
         for name, p in layers_of(model)[-1].layer.named_parameters():

@@ -28,6 +28,7 @@ from tpsgd_export.to_c.integer_source import integer_layout, integer_source
 from tpsgd_export.to_c.libraries import as_library, check_library
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
 from tpsgd_export.to_c.names import check_name
+from tpsgd_export.to_c.small import with_small_weights
 from tpsgd_export.to_c.source import sources
 
 
@@ -47,6 +48,7 @@ def c(
     samples: Any = None,
     labels: Any = None,
     numbers: str = "float32",
+    frozen: str = "float32",
     rate: float = 2.0**-7,
     least: float = LEAST,
     spare: int = 0,
@@ -82,6 +84,8 @@ def c(
             these; labels and predictions on the device have their units.
         numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
             whose weights move by stochastic rounding. Binary points come from the samples.
+        frozen: "int8": weights of layers that do not learn are a byte each in flash, with a scale
+            for each unit or filter; their sums and outputs stay floats.
         rate: the learning rate that the binary points of integers leave room for.
         least: the share of the samples that integers must get right in the check.
         spare: classes that may come later.
@@ -104,6 +108,7 @@ def c(
     check_word("codes", codes, ("auto", "hash", "flash", "binary"))
     check_word("files", files, ("plain", "arduino", "zephyr"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
+    check_word("frozen", frozen, ("float32", "int8"))
     check_name(name)
     if not 0 <= least <= 1:
         raise TpsgdError(f"least must be a share from 0 to 1, got {least!r}")
@@ -124,6 +129,10 @@ def c(
         samples=samples, labels=labels,
     )  # fmt: skip
     check_library(files, recipe, floats, name)
+    if frozen == "int8":
+        if not floats:
+            raise TpsgdError(f"frozen='int8' is for a net of floats: all of this one is {numbers}")
+        recipe = with_small_weights(recipe)
     net = None
     if floats:
         recipe = with_codes(recipe, codes)

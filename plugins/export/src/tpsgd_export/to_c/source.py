@@ -40,11 +40,13 @@ from tpsgd_export.to_c.memory import (
 )
 
 FRAGMENTS = (
-    *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "losses", "step"),
+    *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "small", "losses"),
+    "step",
     *("cells", "diagonal", "sequences"),
 )
 ONLY_FOR = {  # fragments that few nets need
     "maps": "convolutions",
+    "small": "small",
     "cells": "sequences",
     "diagonal": "diagonal",
     "sequences": "sequences",
@@ -123,6 +125,8 @@ def _needs(recipe: StepRecipe) -> set[str]:
             }
         if block.pools:
             chosen.add("pools")
+        if block.scales is not None:
+            chosen.add("small")
         if block.local:
             chosen.add("readout" if block.local.name == "readout" else "targets")
             if block.local.codes.distribution == "normal":
@@ -273,8 +277,13 @@ def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
         yield f"static const tps_pool pools{i}[{len(block.pools)}] = {rows};"
     if block.local:
         yield from _code_tables(i, block.local.codes)
-    if not block.learns:
-        yield floats(f"fixed{i}", block.parameters.values())
+    fixed = dict(block.parameters) if not block.learns else {}
+    if block.scales is not None:
+        rows = fixed.pop("weight").flatten(1) / block.scales[:, None]
+        yield array("int8_t", f"small{i}", map(str, rows.round().int().flatten().tolist()))
+        yield floats(f"scales{i}", [block.scales])
+    if fixed:
+        yield floats(f"fixed{i}", fixed.values())
     if isinstance(layer, DiagonalLayer):
         names = ("x", "h", "traces", "lambda", "mean")
         at = [memory.blocks[i].get(name, NOWHERE) for name in names]
@@ -303,12 +312,14 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
     rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
     kind = local.name if local else "head" if block.learns else "frozen"
     loss = local.loss if local else recipe.loss
-    at = memory.lasting[i]
+    at = dict(memory.lasting[i])
+    if block.scales is not None:
+        at = {"weight": 0} | ({"bias": 0} if "bias" in at else {})
     return row(
         *(layer.inputs, layer.filters if isinstance(layer, Convolution) else layer.outputs),
         *(pixels(block), fan_in(block), next(iter(at.values()))),
         at.get("cells.0.bias_x" if block.recurrent else "bias", NOWHERE),
-        "0" if block.learns else f"fixed{i}",
+        f"fixed{i}" if not block.learns and (block.scales is None or "bias" in at) else "0",
         *(memory.blocks[i]["output"], layer.outputs if block.recurrent else block.pooled),
         *(f"TPS_{word.upper()}" for word in (block.activation, kind)),
         "TPS_L1_LOSS" if loss == "l1" else f"TPS_{loss.upper()}",
@@ -319,6 +330,7 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
         *(rows, columns, *((local and local.grid) or (1, 1))),
         *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
         *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
+        *(("0", "0", 0) if block.scales is None else (f"small{i}", f"scales{i}", memory.scratch)),
     )
 
 

@@ -37,6 +37,9 @@ typedef struct {
     float gain, target; /* of a readout's logits; gain 0: target over the size of its features */
     uint32_t slot;      /* of a measured gain, or TPS_NOWHERE */
     uint32_t learned;   /* place of codes that learn among the weights, or TPS_NOWHERE */
+    const int8_t *small; /* weights of a byte, of a block that does not learn, or 0 */
+    const float *scales; /* of their rows */
+    uint32_t unpacked;   /* place in the arena where a few of them become floats */
 } tps_block;
 
 /* Number i of the code of a class, as it was drawn or as it has been learned */

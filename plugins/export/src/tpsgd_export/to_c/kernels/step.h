@@ -36,6 +36,12 @@ TPS_FN float *tps_outputs(const tps_net *net, const tps_block *b, const float *w
     uint32_t n;
     if (b->fixed) weights = b->fixed;
     for (n = 0; n < samples; n++) {
+#ifdef TPS_WITH_SMALL
+        if (b->small) {
+            tps_small_outputs(b, net->arena + b->unpacked, x + n * b->inputs, y + n * b->units * b->pixels);
+            continue;
+        }
+#endif
 #ifdef TPS_WITH_CONVOLUTIONS
         if (b->convolution) tps_convolve(b, weights, x + n * b->inputs, y + n * b->units * b->pixels);
         else
