@@ -9,6 +9,7 @@ recurrent net reads one time step at a time, and learns meanwhile (`net_start`, 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from math import prod
 from string import Template
 from textwrap import wrap
 from typing import Any
@@ -53,6 +54,7 @@ LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
 SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
 NOWHERE = "TPS_NOWHERE"
+FEW_BLOCKS = 4  # up to which each is compiled with its constants: faster, and more code
 CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 
 
@@ -61,6 +63,8 @@ def sources(recipe: StepRecipe) -> dict[str, str]:
     words = _words(recipe, layout(recipe))
     name = "read" if recipe.recurrent else "learn"
     programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None), "lasting.c"]
+    each = [filled("block.c", words | {"block": i}) for i in range(len(recipe.blocks))]
+    words |= {"functions_of_blocks": "\n".join(each)}
     return {
         "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
         "net.c": "".join(filled(program, words) for program in programs),
@@ -92,6 +96,9 @@ def kernels(recipe: StepRecipe) -> str:
     """One header with the kernels that the net needs."""
     chosen = _needs(recipe)
     switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(chosen)]
+    switches.append(
+        f"#define TPS_CELLS {cells_of_a_map(recipe)} /* of a readout's grid, at most */"
+    )
     if recipe.optimizer != "sgd":
         switches.append(f"#define TPS_{recipe.optimizer.upper()}")
     names = [name for name in FRAGMENTS if ONLY_FOR.get(name, "") in {"", *chosen}]
@@ -103,9 +110,21 @@ def kernels(recipe: StepRecipe) -> str:
     return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
 
 
+def cells_of_a_map(recipe: StepRecipe) -> int:
+    """The largest number of features that a readout has of a unit: cells of a grid, or one."""
+    return max([1, *(prod(b.local.grid or (1,)) for b in recipe.blocks if b.local)])
+
+
+def has_constants(recipe: StepRecipe) -> bool:
+    """Whether the functions of each block are compiled with its constants."""
+    return not recipe.recurrent and len(recipe.blocks) <= FEW_BLOCKS
+
+
 def _needs(recipe: StepRecipe) -> set[str]:
     """The kernels that are left out unless a block needs them."""
     chosen = {"numbers"} if recipe.targets else set()
+    if has_constants(recipe):
+        chosen.add("constants")
     for block in recipe.blocks:
         chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
@@ -173,6 +192,11 @@ def summary(recipe: StepRecipe) -> str:
     return safe(f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}")
 
 
+def _each_block(recipe: StepRecipe, call: str) -> str:
+    """A line of a function of `net.c` for each block."""
+    return "\n".join("    " + call.format(i=i) for i in range(len(recipe.blocks)))
+
+
 def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
     learned = [b for b in recipe.blocks if b.learns]
     shapes = [(b, name, p.shape) for b in learned for name, p in b.parameters.items()]
@@ -211,6 +235,11 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         ),
         "errors": error_codes(SEQUENCE_ERRORS if recipe.recurrent else ERRORS),
         "recurrent": recipe.recurrent,
+        "constants": has_constants(recipe),
+        "forward_of_blocks": _each_block(recipe, "x = net_forward_{i}(s, a, x);"),
+        "step_of_blocks": _each_block(
+            recipe, "if (!error) error = net_step_{i}(s, a, &x, labels, lr, learns, loss);"
+        ),
         "inputs": recipe.inputs,
         "outputs": recipe.outputs,
         "classes": recipe.classes,

@@ -6,7 +6,7 @@ $tables
 static const tps_block blocks[NET_BLOCKS] = {
 $rows};
 
-static tps_net net_of(const net_state *s, net_arena *a)
+TPS_HOT tps_net net_of(const net_state *s, net_arena *a)
 {
 @!of_numbers     tps_net net = {blocks, $blocks, $batch, 0, $params, 0, $dz, $logits};
 @!of_numbers     net.classes = net_classes(s);
@@ -17,16 +17,26 @@ static tps_net net_of(const net_state *s, net_arena *a)
     return net;
 }
 
+@constants $functions_of_blocks
 int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 {
     tps_net net = net_of(s, a);
-    return tps_forward(&net, s->weights, x, logits);
+@!constants     return tps_forward(&net, s->weights, x, logits);
+@constants     if (!tps_usable(x, NET_INPUT)) return NET_BAD_INPUT;
+@constants $forward_of_blocks
+@constants     return tps_answer(&net, x, logits);
 }
 
 int net_step(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
              uint32_t learns, float *loss)
 {
     tps_net net = net_of(s, a);
-    return tps_step(&net, s->weights, $moments_at, $ticks_at, $gains_at, x, labels, lr, learns, loss);
+@!constants     return tps_step(&net, s->weights, $moments_at, $ticks_at, $gains_at, x, labels, lr, learns, loss);
+@constants     uint32_t i;
+@constants     int error = tps_refuse(&net, x, labels, lr);
+@constants     if (error) return error;
+@constants     for (i = 0; i < NET_BLOCKS; i++) loss[i] = 0.0f;
+@constants $step_of_blocks
+@constants     return error;
 }
 
