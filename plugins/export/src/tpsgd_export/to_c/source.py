@@ -63,8 +63,6 @@ def sources(recipe: StepRecipe) -> dict[str, str]:
     words = _words(recipe, layout(recipe))
     name = "read" if recipe.recurrent else "learn"
     programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None), "lasting.c"]
-    each = [filled("block.c", words | {"block": i}) for i in range(len(recipe.blocks))]
-    words |= {"functions_of_blocks": "\n".join(each)}
     return {
         "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
         "net.c": "".join(filled(program, words) for program in programs),
@@ -192,11 +190,6 @@ def summary(recipe: StepRecipe) -> str:
     return safe(f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}")
 
 
-def _each_block(recipe: StepRecipe, call: str) -> str:
-    """A line of a function of `net.c` for each block."""
-    return "\n".join("    " + call.format(i=i) for i in range(len(recipe.blocks)))
-
-
 def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
     learned = [b for b in recipe.blocks if b.learns]
     shapes = [(b, name, p.shape) for b in learned for name, p in b.parameters.items()]
@@ -211,8 +204,8 @@ def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
             yield f"number {i}: mean {a:.7g}, deviation {b:.7g}"
 
 
-def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
-    """What the frames are filled with."""
+def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with, but for the functions of each block."""
     tables, rows, layers = [], [], []
     for block in recipe.blocks:
         tables += _block_tables(block, memory)
@@ -235,11 +228,6 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         ),
         "errors": error_codes(SEQUENCE_ERRORS if recipe.recurrent else ERRORS),
         "recurrent": recipe.recurrent,
-        "constants": has_constants(recipe),
-        "forward_of_blocks": _each_block(recipe, "x = net_forward_{i}(s, a, x);"),
-        "step_of_blocks": _each_block(
-            recipe, "if (!error) error = net_step_{i}(s, a, &x, labels, lr, learns, loss);"
-        ),
         "inputs": recipe.inputs,
         "outputs": recipe.outputs,
         "classes": recipe.classes,
@@ -274,6 +262,18 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "arena": memory.arena,
         "fingerprint": f"0x{fingerprint(recipe):08X}u",
         "mask": f"{learning_mask(recipe)}u",
+    }
+
+
+def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with."""
+    words, numbers = _words_of_net(recipe, memory), range(len(recipe.blocks))
+    arguments = "s, a, x, labels, lr, learns, loss"
+    return words | {
+        "constants": has_constants(recipe),
+        "functions_of_blocks": "\n".join(filled("block.c", words | {"block": i}) for i in numbers),
+        "forward_of_blocks": "\n".join(f"    x = net_forward_{i}(s, a, x);" for i in numbers),
+        "cases": "\n".join(f"    case {i}: return net_pass_{i}({arguments});" for i in numbers),
     }
 
 

@@ -11,7 +11,7 @@ static float *net_forward_${block}(const net_state *s, net_arena *a, const float
     return y;
 }
 
-static int net_step_${block}(net_state *s, net_arena *a, const float **x, const $label *labels, float lr,
+static int net_pass_${block}(net_state *s, net_arena *a, const float **x, const $label *labels, float lr,
                       uint32_t learns, float *loss)
 {
     const tps_net net = net_of(s, a);

@@ -27,16 +27,28 @@ int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 @constants     return tps_answer(&net, x, logits);
 }
 
+/* The part of block i in a step; its output becomes x. */
+static int net_pass(net_state *s, net_arena *a, uint32_t i, const float **x, const $label *labels, float lr,
+                    uint32_t learns, float *loss)
+{
+@!constants     tps_net net = net_of(s, a);
+@!constants     float *y = tps_outputs(&net, blocks + i, s->weights, *x, $batch);
+@!constants     return tps_pass(&net, i, s->weights, $moments_at, $ticks_at, $gains_at, x, y, labels, lr, learns, loss);
+@constants     switch (i) {
+@constants $cases
+@constants     }
+@constants     return NET_OK;
+}
+
 int net_step(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
              uint32_t learns, float *loss)
 {
     tps_net net = net_of(s, a);
-@!constants     return tps_step(&net, s->weights, $moments_at, $ticks_at, $gains_at, x, labels, lr, learns, loss);
-@constants     uint32_t i;
-@constants     int error = tps_refuse(&net, x, labels, lr);
-@constants     if (error) return error;
-@constants     for (i = 0; i < NET_BLOCKS; i++) loss[i] = 0.0f;
-@constants $step_of_blocks
-@constants     return error;
+    uint32_t i;
+    int error = tps_refuse(&net, x, labels, lr);
+    if (error) return error;
+    for (i = 0; i < NET_BLOCKS; i++) loss[i] = 0.0f;
+    for (i = 0; i < NET_BLOCKS && !error; i++) error = net_pass(s, a, i, &x, labels, lr, learns, loss);
+    return error;
 }
 
