@@ -42,13 +42,14 @@ from tpsgd_export.to_c.memory import (
 
 FRAGMENTS = (
     *("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records"),
-    *("cells", "diagonal", "sequences"),
+    *("cells", "diagonal", "sequences", "backprop"),
 )
 ONLY_FOR = {  # fragments that few nets need
     "maps": "convolutions",
     "cells": "sequences",
     "diagonal": "diagonal",
     "sequences": "sequences",
+    "backprop": "backprop",
 }
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
@@ -82,11 +83,11 @@ def filled(template: str, words: Mapping[str, Any]) -> str:
     """
     lines = []
     for line in read_text(f"templates/{template}").splitlines(keepends=True):
-        condition = CONDITION.match(line)
-        if condition is None:
-            lines.append(line)
-        elif bool(words[condition["word"]]) != bool(condition["no"]):
-            lines.append(line[condition.end() :])
+        keeps = True
+        while condition := CONDITION.match(line):
+            keeps = keeps and bool(words[condition["word"]]) != bool(condition["no"])
+            line = line[condition.end() :]
+        lines += [line] * keeps
     return Template("".join(lines)).substitute(words)
 
 
@@ -123,6 +124,8 @@ def _needs(recipe: StepRecipe) -> set[str]:
     chosen = {"numbers"} if recipe.targets else set()
     if has_constants(recipe):
         chosen.add("constants")
+    if recipe.backprop:
+        chosen.add("backprop")
     for block in recipe.blocks:
         chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
@@ -268,13 +271,16 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
 def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     """What the frames are filled with."""
     words, numbers = _words_of_net(recipe, memory), range(len(recipe.blocks))
-    arguments = "s, a, x, labels, lr, learns, loss"
-    return words | {
-        "constants": has_constants(recipe),
-        "functions_of_blocks": "\n".join(filled("block.c", words | {"block": i}) for i in numbers),
-        "forward_of_blocks": "\n".join(f"    x = net_forward_{i}(s, a, x);" for i in numbers),
-        "cases": "\n".join(f"    case {i}: return net_pass_{i}({arguments});" for i in numbers),
+    words |= {"constants": has_constants(recipe), "backprop": recipe.backprop}
+    cases = {
+        "outputs_of_blocks": "return net_outputs_{}(s, a, x, samples);",
+        "passes_of_blocks": "return net_pass_{}(s, a, x, labels, lr, learns, loss);",
+        "backs_of_blocks": "net_back_{}(s, a, x, lr, learns); break;",
     }
+    for name, call in cases.items():
+        words[name] = "\n".join(f"    case {i}: {call.format(i)}" for i in numbers)
+    each = [filled("block.c", words | {"block": i}) for i in numbers]
+    return words | {"functions_of_blocks": "\n".join(each)}
 
 
 def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
@@ -322,7 +328,8 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
     i, layer, local = block.number, block.layer, block.local
     shape = (layer.outputs,) if block.recurrent else block.shape
     rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
-    kind = local.name if local else "head" if block.learns else "frozen"
+    last = "head" if block is recipe.blocks[-1] else "hidden"
+    kind = local.name if local else last if block.learns else "frozen"
     loss = local.loss if local else recipe.loss
     at = memory.lasting[i]
     return row(
