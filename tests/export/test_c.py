@@ -200,11 +200,11 @@ MUTANTS = {
     "slope of LeakyReLU": ("z > 0.0f ? z : z * b->slope", "z > 0.0f ? z : z * b->slope * 1.01f"),
     "second moment": ("0.999f * *v", "0.99f * *v"),
     "shift of the hash": ("(z >> 27)", "(z >> 26)"),
-    "a lost row": ("for (i = rows.first;", "for (i = rows.first + 1;"),
+    "a lost row": ("p.rows = rows.end - rows.first", "p.rows = rows.end - rows.first - 1"),
     "gain of the derivative": ("gain * share) * share", "share) * share"),
     "a bias that stays": ("tps_move(r, weights, b->bias + unit, g);", "(void)g;"),
     "one sample of a batch": ("(g = 0.0f, n = 0; n < batch;", "(g = 0.0f, n = 0; n < 1;"),
-    "padding of the columns": ("left = -(int32_t)c->pad", "left = 1 - (int32_t)c->pad"),
+    "padding of the columns": ("stride_columns - c->pad", "stride_columns + 1 - c->pad"),
     "derivative of tanh": ("1.0f - y * y", "1.0f - y"),
     "groups that read the first maps": ("x += (int32_t)(unit", "x += 0 * (int32_t)(unit"),
     "codes that stay": ("learned != TPS_NOWHERE) tps_move_codes", "learned == 0) tps_move_codes"),
@@ -514,9 +514,7 @@ def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
 
     def wrong(recipe):
         texts = sources(recipe)
-        return texts | {
-            "tpsgd.h": texts["tpsgd.h"].replace("weights[i] -= r->lr", "weights[i] += r->lr")
-        }
+        return texts | {"tpsgd.h": texts["tpsgd.h"].replace("*w0++ -= s0", "*w0++ += s0")}
 
     monkeypatch.setattr(export, "sources", wrong)
     with pytest.raises(TpsgdError, match="learned other weights"):

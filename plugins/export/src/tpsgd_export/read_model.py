@@ -30,7 +30,7 @@ from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Formula, Objective, Place, Signal, Site
 from tpsgd.projections import Redrawn
-from tpsgd.rules import Rule
+from tpsgd.rules import Rule, frozen
 from tpsgd_export.number_labels import are_numbers, standardised, target_scaling
 from tpsgd_export.recipe import (
     BlockRecipe,
@@ -66,6 +66,7 @@ PASS_NUMBERS = "pass samples= and labels=, real numbers"
 DROPOUT = nn.modules.dropout._DropoutNd  # left out: a device learns without it
 RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten, DROPOUT)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+BACKPROP = replace(frozen(), name="backprop")  # the control: blocks learn by the output's error
 
 
 @without_autocast()
@@ -252,6 +253,8 @@ def _check_recurrent(recipe: StepRecipe, of_numbers: bool) -> None:
     kinds = [block.recurrent for block in recipe.blocks]
     if any(later and not earlier for earlier, later in pairwise(kinds)):
         raise TpsgdError("a recurrent layer after another kind of layer is not exported")
+    if recipe.recurrent and recipe.backprop:
+        raise TpsgdError("backprop through time is not exported: it stores every time step")
     if recipe.recurrent and recipe.batch > 1:
         raise TpsgdError("a recurrent net is exported for one sequence at a time: batch=1")
 
@@ -281,7 +284,9 @@ class _NetReader:
         self, block: Block, rule: Rule, shape: Shape, size: Mapping[Place, Shape]
     ) -> BlockRecipe:
         last = block.index == self.blocks - 1
-        learns = rule.head if last else rule.objective is not None
+        learns = rule.head if last else rule.objective is not None or rule is BACKPROP
+        if rule is BACKPROP and block.pools:
+            raise TpsgdError("backprop is exported without pools")
         learns = learns and bool(block.named_parameters())
         _check_block(block, learns)
         after = size[Place.BEFORE if last else Place.AFTER]
@@ -299,7 +304,7 @@ class _NetReader:
         else:
             activation, slope = _activation(block)
             pools = _pools(block, after)
-            local = self._local(block, rule, after) if learns else None
+            local = self._local(block, rule, after) if learns and rule is not BACKPROP else None
         if local is not None and local.name == "inner" and activation not in ("tanh", "sigmoid"):
             warnings.warn(
                 f"block {block.index + 1} ({block}): {rule.name} has no minimum, and without Tanh "

@@ -197,6 +197,11 @@ class StepRecipe:
     targets: TargetScaling | None = None
 
     @property
+    def backprop(self) -> bool:
+        """Whether hidden blocks learn by the error of the output, and not by local losses."""
+        return self.rule == "backprop"
+
+    @property
     def outputs(self) -> int:
         """Outputs of the last layer, spare classes included."""
         return self.classes + self.spare

@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.fast.wrapper import wrapper
-from tpsgd.engine.learners.optimizers import adam, sgd
+from tpsgd.engine.learners.optimizers import adam, make_optimizer, sgd
 from tpsgd.engine.run import run_training
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.features.extensions import features_of
 from tpsgd.features.target_scaling import StandardisedTargets
+from tpsgd.losses import resolve as resolve_loss
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.cuts.split import layers_of
 from tpsgd.objectives import Objective, Site
@@ -175,6 +176,9 @@ def trained(
     if recipe.targets is not None:
         labels = recipe.targets(labels)
     loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
+    if recipe.backprop:
+        _by_backprop(net, loader, recipe)
+        return torch.cat([p.detach().flatten() for p in net.parameters() if p.requires_grad])
     _fit(
         net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=_rate(recipe),
         seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
@@ -185,6 +189,21 @@ def trained(
     blocks = [block for block, r in zip(layers_of(net), recipe.blocks, strict=True) if r.learns]
     parameters = [p for block in blocks for p in block.layer.parameters()]
     return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
+
+
+def _by_backprop(model: nn.Module, batches: Any, recipe: StepRecipe) -> None:
+    """A plain loop with autograd; the last layer's activation, if there is one, is left out."""
+    if recipe.link:
+        assert isinstance(model, nn.Sequential)
+        model = model[:-1]
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = make_optimizer(OPTIMIZERS[recipe.optimizer], parameters, _rate(recipe))
+    loss = resolve_loss(recipe.loss)
+    assert loss is not None
+    for x, labels in batches:
+        optimizer.zero_grad()
+        loss.value(model(x), labels).backward()
+        optimizer.step()
 
 
 def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:

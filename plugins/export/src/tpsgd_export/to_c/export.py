@@ -19,7 +19,7 @@ from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
-from tpsgd_export.read_model import as_samples, check_shape, read_model
+from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
@@ -68,7 +68,8 @@ def c(
             Flatten; recurrent layers. A batch norm of a layer that does not learn is folded.
         folder: where the files go.
         shape: of one sample; of sequences (steps, inputs), of which any number may come.
-        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`. Default:
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`; or "backprop",
+            the control, for dense layers and convolutions without pools. Default:
             `rules.default()`; for integers, whose codes cannot learn, `readout()`.
         batch: samples of a step.
         optimizer: "sgd", "momentum" (0.9) or "adam".
@@ -117,7 +118,7 @@ def c(
         raise TpsgdError(
             f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
         )
-    learning: Any = readout() if rule is None and not floats else resolve(rule)
+    learning: Any = readout() if rule is None and not floats else as_rule(rule)
     if codes == "binary" or not floats:
         learning = with_binary_codes(learning)
     if not floats and are_numbers(labels, resolve_loss(loss)):
@@ -165,6 +166,11 @@ def c(
     with output_folder(Path(folder), tuple(written), overwrite) as path:
         paths = write_together({path / name: text.encode() for name, text in written.items()})
     return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))
+
+
+def as_rule(rule: Any) -> Any:
+    """A rule, or one for each block; "backprop" is one of exported C only."""
+    return BACKPROP if rule == BACKPROP.name else resolve(rule)
 
 
 def check_word(name: str, word: str, words: Sequence[str]) -> None:

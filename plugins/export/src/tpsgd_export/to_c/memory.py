@@ -10,7 +10,7 @@ What lasts between steps: the weights, behind them class codes that learn, then 
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -51,7 +51,7 @@ class MemoryMap:
             learn among the weights, parameters of a fixed block in its table; slots of gains.
         scratch: place of what a recurrent layer needs during one time step.
         dz: place of derivatives.
-        logits: place of a readout's logits.
+        logits: place of a readout's logits; under backprop, of derivatives of a block's inputs.
         arena: its numbers.
     """
 
@@ -94,8 +94,12 @@ def layout(recipe: StepRecipe) -> MemoryMap:
     dz = batch * max(pixels(block) for block in blocks if block.learns)
     readouts = any(block.local and block.local.name == "readout" for block in blocks)
     logits = batch * recipe.outputs if readouts else 0
+    if recipe.backprop:  # derivatives of the inputs of a block, of all but the first
+        logits = batch * max([block.pooled for block in blocks[:-1]], default=0)
     arena = end + scratch + dz + logits
     rows = {"arena: outputs of two blocks, dz, logits": arena}
+    if recipe.backprop:
+        rows = {"arena: outputs of all blocks, derivatives": arena}
     if recipe.recurrent:
         rows = {
             "arena: sums of gradients": sums,
@@ -115,6 +119,9 @@ def layout(recipe: StepRecipe) -> MemoryMap:
 def _of_samples(recipe: StepRecipe) -> tuple[Places, int, int]:
     """Where the outputs of feed-forward blocks lie, and where they end; no sums of gradients."""
     blocks, batch = recipe.blocks, recipe.batch
+    if recipe.backprop:
+        ends = [0, *accumulate(batch * block.size for block in blocks)]
+        return tuple({"output": place} for place in ends[:-1]), ends[-1], 0
     end = batch * max([blocks[0].size, *(_together(*pair) for pair in pairwise(blocks))])
     odd = [block.number % 2 * (end - batch * block.size) for block in blocks]
     return tuple({"output": place} for place in odd), end, 0
@@ -252,7 +259,8 @@ def _operations(recipe: StepRecipe) -> int:
     total = 0
     for block in (b for b in recipe.blocks if b.recurrent or not recipe.recurrent):
         products = block.weights if block.recurrent else block.size * fan_in(block)
-        total += products * (1 + block.learns)
+        carried = recipe.backprop and block.number > 0
+        total += products * (1 + block.learns + carried)
         if block.local and block.local.name == "readout":
             total += (2 + block.local.learned) * recipe.outputs * block.local.codes.size
     return total * recipe.batch

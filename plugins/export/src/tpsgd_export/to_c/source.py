@@ -9,6 +9,7 @@ recurrent net reads one time step at a time, and learns meanwhile (`net_start`, 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from math import prod
 from string import Template
 from textwrap import wrap
 from typing import Any
@@ -42,7 +43,7 @@ from tpsgd_export.to_c.memory import (
 FRAGMENTS = (
     *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "small", "losses"),
     "step",
-    *("cells", "diagonal", "sequences"),
+    *("cells", "diagonal", "sequences", "backprop"),
 )
 ONLY_FOR = {  # fragments that few nets need
     "maps": "convolutions",
@@ -50,6 +51,7 @@ ONLY_FOR = {  # fragments that few nets need
     "cells": "sequences",
     "diagonal": "diagonal",
     "sequences": "sequences",
+    "backprop": "backprop",
 }
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
@@ -57,6 +59,7 @@ SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
 FORGOTTEN = """
  * A record has no moments: after it the optimizer begins anew."""
 NOWHERE = "TPS_NOWHERE"
+FEW_BLOCKS = 4  # up to which each is compiled with its constants: faster, and more code
 CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 
 
@@ -88,11 +91,11 @@ def filled(template: str, words: Mapping[str, Any]) -> str:
     """
     lines = []
     for line in read_text(f"templates/{template}").splitlines(keepends=True):
-        condition = CONDITION.match(line)
-        if condition is None:
-            lines.append(line)
-        elif bool(words[condition["word"]]) != bool(condition["no"]):
-            lines.append(line[condition.end() :])
+        keeps = True
+        while condition := CONDITION.match(line):
+            keeps = keeps and bool(words[condition["word"]]) != bool(condition["no"])
+            line = line[condition.end() :]
+        lines += [line] * keeps
     return Template("".join(lines)).substitute(words)
 
 
@@ -100,6 +103,9 @@ def kernels(recipe: StepRecipe) -> str:
     """One header with the kernels that the net needs."""
     chosen = _needs(recipe)
     switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(chosen)]
+    switches.append(
+        f"#define TPS_CELLS {cells_of_a_map(recipe)} /* of a readout's grid, at most */"
+    )
     if recipe.optimizer != "sgd":
         switches.append(f"#define TPS_{recipe.optimizer.upper()}")
     names = [name for name in FRAGMENTS if ONLY_FOR.get(name, "") in {"", *chosen}]
@@ -111,9 +117,23 @@ def kernels(recipe: StepRecipe) -> str:
     return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
 
 
+def cells_of_a_map(recipe: StepRecipe) -> int:
+    """The largest number of features that a readout has of a unit: cells of a grid, or one."""
+    return max([1, *(prod(b.local.grid or (1,)) for b in recipe.blocks if b.local)])
+
+
+def has_constants(recipe: StepRecipe) -> bool:
+    """Whether the functions of each block are compiled with its constants."""
+    return not recipe.recurrent and len(recipe.blocks) <= FEW_BLOCKS
+
+
 def _needs(recipe: StepRecipe) -> set[str]:
     """The kernels that are left out unless a block needs them."""
     chosen = {"numbers"} if recipe.targets else set()
+    if has_constants(recipe):
+        chosen.add("constants")
+    if recipe.backprop:
+        chosen.add("backprop")
     for block in recipe.blocks:
         chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
@@ -198,8 +218,8 @@ def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
             yield f"number {i}: mean {a:.7g}, deviation {b:.7g}"
 
 
-def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
-    """What the frames are filled with."""
+def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with, but for the functions of each block."""
     tables, rows, layers = [], [], []
     for block in recipe.blocks:
         tables += _block_tables(block, memory)
@@ -260,6 +280,21 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     }
 
 
+def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with."""
+    words, numbers = _words_of_net(recipe, memory), range(len(recipe.blocks))
+    words |= {"constants": has_constants(recipe), "backprop": recipe.backprop}
+    cases = {
+        "outputs_of_blocks": "return net_outputs_{}(s, a, x, samples);",
+        "passes_of_blocks": "return net_pass_{}(s, a, x, labels, lr, learns, loss);",
+        "backs_of_blocks": "net_back_{}(s, a, x, lr, learns); break;",
+    }
+    for name, call in cases.items():
+        words[name] = "\n".join(f"    case {i}: {call.format(i)}" for i in numbers)
+    each = [filled("block.c", words | {"block": i}) for i in numbers]
+    return words | {"functions_of_blocks": "\n".join(each)}
+
+
 def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
     """The constants that the rows of a block point to."""
     i, layer = block.number, block.layer
@@ -310,7 +345,8 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
     i, layer, local = block.number, block.layer, block.local
     shape = (layer.outputs,) if block.recurrent else block.shape
     rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
-    kind = local.name if local else "head" if block.learns else "frozen"
+    last = "head" if block is recipe.blocks[-1] else "hidden"
+    kind = local.name if local else last if block.learns else "frozen"
     loss = local.loss if local else recipe.loss
     at = dict(memory.lasting[i])
     if block.scales is not None:

@@ -3,7 +3,7 @@
 #define TPS_NOWHERE UINT32_MAX
 
 enum { TPS_NONE, TPS_RELU, TPS_LEAKY_RELU, TPS_TANH, TPS_SIGMOID };
-enum { TPS_HEAD, TPS_FROZEN, TPS_READOUT, TPS_L2, TPS_L1, TPS_INNER };
+enum { TPS_HEAD, TPS_FROZEN, TPS_READOUT, TPS_L2, TPS_L1, TPS_INNER, TPS_HIDDEN };
 enum { TPS_CROSS_ENTROPY, TPS_BCE, TPS_MSE, TPS_L1_LOSS, TPS_HUBER };
 enum { TPS_POOL_MAX, TPS_POOL_MEAN, TPS_POOL_CELLS };
 enum { TPS_RELU6 = TPS_SIGMOID + 1 };
@@ -43,7 +43,7 @@ typedef struct {
 } tps_block;
 
 /* Number i of the code of a class, as it was drawn or as it has been learned */
-TPS_FN float tps_code_now(const tps_block *b, const float *weights, uint32_t member, uint32_t i)
+TPS_HOT float tps_code_now(const tps_block *b, const float *weights, uint32_t member, uint32_t i)
 {
 #ifdef TPS_WITH_LEARNED_CODES
     if (b->learned != TPS_NOWHERE) return weights[b->learned + member * b->codes->size + i];
@@ -52,7 +52,17 @@ TPS_FN float tps_code_now(const tps_block *b, const float *weights, uint32_t mem
     return tps_code(b->codes, member, i);
 }
 
-TPS_FN float tps_activate(const tps_block *b, float z)
+/* The codes of all classes, one behind the other, or 0 if they are computed */
+TPS_HOT const float *tps_code_table(const tps_block *b, const float *weights)
+{
+#ifdef TPS_WITH_LEARNED_CODES
+    if (b->learned != TPS_NOWHERE) return weights + b->learned;
+#endif
+    (void)weights;
+    return b->codes->distribution == TPS_TABLE ? b->codes->table : 0;
+}
+
+TPS_HOT float tps_activate(const tps_block *b, float z)
 {
     switch (b->activation) {
     case TPS_RELU: return z > 0.0f ? z : 0.0f;
@@ -69,7 +79,7 @@ TPS_FN float tps_activate(const tps_block *b, float z)
 }
 
 /* sigma'(z), from y = sigma(z) */
-TPS_FN float tps_slope(const tps_block *b, float y)
+TPS_HOT float tps_slope(const tps_block *b, float y)
 {
     switch (b->activation) {
     case TPS_RELU: return y > 0.0f ? 1.0f : 0.0f;
@@ -81,22 +91,112 @@ TPS_FN float tps_slope(const tps_block *b, float y)
     }
 }
 
-/* y = sigma(W x + b) of one sample */
-TPS_FN void tps_dense(const tps_block *b, const float *weights, const float *x, float *y)
+/* z += W x, where the rows of W begin `apart` numbers apart. Four rows read x together; the sum of
+ * each runs in the order of x, as if it were alone. No loop is empty. */
+TPS_ONCE void tps_add_rows(const float *w, uint32_t apart, uint32_t rows, const float *x, uint32_t count,
+                           float *z)
 {
-    const float *w = weights + b->weight;
-    uint32_t unit, k;
-    for (unit = 0; unit < b->units; unit++, w += b->inputs) {
-        float z = 0.0f;
-        for (k = 0; k < b->inputs; k++) z += w[k] * x[k];
-        if (b->bias != TPS_NOWHERE) z += weights[b->bias + unit];
-        y[unit] = tps_activate(b, z);
+    for (; rows >= 4; rows -= 4, w += apart, z += 4) {
+        const float *w0 = w, *w1 = w + apart, *w2 = w1 + apart, *w3 = w2 + apart, *p = x;
+        float z0 = z[0], z1 = z[1], z2 = z[2], z3 = z[3];
+        uint32_t k = count;
+        w = w3;
+        do {
+            float value = *p++;
+            z0 += *w0++ * value;
+            z1 += *w1++ * value;
+            z2 += *w2++ * value;
+            z3 += *w3++ * value;
+        } while (--k);
+        z[0] = z0;
+        z[1] = z1;
+        z[2] = z2;
+        z[3] = z3;
+    }
+    for (; rows; rows--, w += apart) {
+        const float *w0 = w, *p = x;
+        float z0 = *z;
+        uint32_t k = count;
+        do z0 += *w0++ * *p++;
+        while (--k);
+        *z++ = z0;
     }
 }
 
+/* z += W^T e: four columns at a time, each in the order of the rows */
+TPS_ONCE void tps_add_columns(const float *w, uint32_t apart, uint32_t rows, const float *e, uint32_t count,
+                              float *z)
+{
+    for (; count >= 4; count -= 4, w += 4, z += 4) {
+        const float *p = e, *row = w;
+        float z0 = z[0], z1 = z[1], z2 = z[2], z3 = z[3];
+        uint32_t k = rows;
+        do {
+            float value = *p++;
+            z0 += value * row[0];
+            z1 += value * row[1];
+            z2 += value * row[2];
+            z3 += value * row[3];
+            row += apart;
+        } while (--k);
+        z[0] = z0;
+        z[1] = z1;
+        z[2] = z2;
+        z[3] = z3;
+    }
+    for (; count; count--, w++) {
+        const float *p = e, *row = w;
+        float z0 = *z;
+        uint32_t k = rows;
+        do {
+            z0 += *p++ * *row;
+            row += apart;
+        } while (--k);
+        *z++ = z0;
+    }
+}
+
+#ifdef TPS_SGD
+/* W -= steps x^T: four rows read x together. */
+TPS_ONCE void tps_move_rows(float *w, uint32_t apart, uint32_t rows, const float *x, uint32_t count,
+                            const float *steps)
+{
+    for (; rows >= 4; rows -= 4, w += apart, steps += 4) {
+        const float s0 = steps[0], s1 = steps[1], s2 = steps[2], s3 = steps[3], *p = x;
+        float *w0 = w, *w1 = w + apart, *w2 = w1 + apart, *w3 = w2 + apart;
+        uint32_t k = count;
+        w = w3;
+        do {
+            float value = *p++;
+            *w0++ -= s0 * value;
+            *w1++ -= s1 * value;
+            *w2++ -= s2 * value;
+            *w3++ -= s3 * value;
+        } while (--k);
+    }
+    for (; rows; rows--, w += apart) {
+        const float s0 = *steps++, *p = x;
+        float *w0 = w;
+        uint32_t k = count;
+        do *w0++ -= s0 * *p++;
+        while (--k);
+    }
+}
+#endif
+
+/* y = sigma(W x + b) of one sample */
+TPS_HOT void tps_dense(const tps_block *b, const float *weights, const float *x, float *y)
+{
+    uint32_t unit;
+    for (unit = 0; unit < b->units; unit++) y[unit] = 0.0f;
+    tps_add_rows(weights + b->weight, b->inputs, b->units, x, b->inputs, y);
+    for (unit = 0; unit < b->units; unit++)
+        y[unit] = tps_activate(b, b->bias == TPS_NOWHERE ? y[unit] : y[unit] + weights[b->bias + unit]);
+}
+
 /* The weights and the bias of one unit, from its dz in every sample of the batch */
-TPS_FN void tps_move_dense(const tps_block *b, const tps_rate *r, float *weights, uint32_t unit,
-                           const float *x, const float *dz, uint32_t batch)
+TPS_HOT void tps_move_dense(const tps_block *b, const tps_rate *r, float *weights, uint32_t unit,
+                            const float *x, const float *dz, uint32_t batch)
 {
     uint32_t k, n, first = b->weight + unit * b->inputs;
     float g;

@@ -104,7 +104,7 @@ TPS_FN float tps_towards_code(const tps_block *b, tps_truth label, uint32_t unit
 typedef struct { uint32_t top, bottom, left, right; } tps_cell;
 
 /* Cell (i, j) of the grid over a feature map, as adaptive average pooling cuts it */
-TPS_FN tps_cell tps_cell_of(const tps_block *b, uint32_t i, uint32_t j)
+TPS_HOT tps_cell tps_cell_of(const tps_block *b, uint32_t i, uint32_t j)
 {
     tps_cell c = {0, 1, 0, 1};
     if (b->pixels == 1) return c;
@@ -115,7 +115,7 @@ TPS_FN tps_cell tps_cell_of(const tps_block *b, uint32_t i, uint32_t j)
     return c;
 }
 
-TPS_FN float tps_mean(const tps_block *b, const float *map, tps_cell c)
+TPS_HOT float tps_mean(const tps_block *b, const float *map, tps_cell c)
 {
     uint32_t i, j;
     float sum = 0.0f;
@@ -139,36 +139,67 @@ TPS_FN float tps_mean_square(const tps_block *b, const float *y, uint32_t batch)
     return sum / (float)(batch * b->codes->size);
 }
 
-/* e: the logits of one sample, gain * P f(y) */
-TPS_FN void tps_read_out(const tps_block *b, const float *weights, float gain, const float *y, float *e,
-                         uint32_t classes)
+/* f: the features of one map, means of its cells */
+TPS_HOT void tps_map_features(const tps_block *b, const float *map, float *f)
 {
-    uint32_t unit, i, j, c, n = 0;
+    uint32_t i, j;
+    for (i = 0; i < b->grid_rows; i++)
+        for (j = 0; j < b->grid_columns; j++) *f++ = tps_mean(b, map, tps_cell_of(b, i, j));
+}
+
+/* e: the logits of one sample, gain * P f(y) */
+TPS_HOT void tps_read_out(const tps_block *b, const float *weights, float gain, const float *y, float *e,
+                          uint32_t classes)
+{
+    const uint32_t cells = (uint32_t)b->grid_rows * b->grid_columns, size = b->codes->size;
+    const float *table = tps_code_table(b, weights);
+    uint32_t unit, c, n;
+    float f[TPS_CELLS];
     for (c = 0; c < classes; c++) e[c] = 0.0f;
-    for (unit = 0; unit < b->units; unit++, y += b->pixels)
-        for (i = 0; i < b->grid_rows; i++)
-            for (j = 0; j < b->grid_columns; j++, n++) {
-                float f = tps_mean(b, y, tps_cell_of(b, i, j));
-                for (c = 0; c < classes; c++) e[c] += f * tps_code_now(b, weights, c, n);
-            }
+    if (table && cells == b->pixels) tps_add_rows(table, size, classes, y, size, e);
+    else
+        for (unit = 0; unit < b->units; unit++, y += b->pixels) {
+            tps_map_features(b, y, f);
+            if (table) tps_add_rows(table + unit * cells, size, classes, f, cells, e);
+            else
+                for (n = 0; n < cells; n++)
+                    for (c = 0; c < classes; c++) e[c] += f[n] * tps_code(b->codes, c, unit * cells + n);
+        }
     for (c = 0; c < classes; c++) e[c] *= gain;
 }
 
-/* dz of one unit of one sample, from e, the derivative with respect to P f(y) */
-TPS_FN void tps_read_back(const tps_block *b, const float *weights, const float *e, uint32_t unit,
-                          const float *y, float *dz, uint32_t classes)
+/* df: derivatives of `count` features from number `first` on, P^T e */
+TPS_HOT void tps_feature_derivatives(const tps_block *b, const float *weights, const float *e,
+                                     uint32_t classes, uint32_t first, uint32_t count, float *df)
 {
-    uint32_t i, j, k, l, c, n = unit * b->grid_rows * b->grid_columns;
-    for (i = 0; i < b->pixels; i++) dz[i] = 0.0f;
-    for (i = 0; i < b->grid_rows; i++)
-        for (j = 0; j < b->grid_columns; j++, n++) {
-            tps_cell cell = tps_cell_of(b, i, j);
-            float df = 0.0f;
-            for (c = 0; c < classes; c++) df += e[c] * tps_code_now(b, weights, c, n);
-            if (b->pixels > 1) df /= (float)((cell.bottom - cell.top) * (cell.right - cell.left));
-            for (k = cell.top; k < cell.bottom; k++)
-                for (l = cell.left; l < cell.right; l++) dz[k * b->columns + l] += df;
-        }
+    const float *table = tps_code_table(b, weights);
+    uint32_t n, c;
+    for (n = 0; n < count; n++) df[n] = 0.0f;
+    if (table) tps_add_columns(table + first, b->codes->size, classes, e, count, df);
+    else
+        for (n = 0; n < count; n++)
+            for (c = 0; c < classes; c++) df[n] += e[c] * tps_code(b->codes, c, first + n);
+}
+
+/* dz of one unit of one sample, from e, the derivative with respect to P f(y) */
+TPS_HOT void tps_read_back(const tps_block *b, const float *weights, const float *e, uint32_t unit,
+                           const float *y, float *dz, uint32_t classes)
+{
+    const uint32_t cells = (uint32_t)b->grid_rows * b->grid_columns;
+    uint32_t i, j, k, l, n = 0;
+    float df[TPS_CELLS];
+    if (cells == b->pixels) tps_feature_derivatives(b, weights, e, classes, unit * cells, cells, dz);
+    else {
+        tps_feature_derivatives(b, weights, e, classes, unit * cells, cells, df);
+        for (i = 0; i < b->pixels; i++) dz[i] = 0.0f;
+        for (i = 0; i < b->grid_rows; i++)
+            for (j = 0; j < b->grid_columns; j++, n++) {
+                const tps_cell cell = tps_cell_of(b, i, j);
+                const float d = df[n] / (float)((cell.bottom - cell.top) * (cell.right - cell.left));
+                for (k = cell.top; k < cell.bottom; k++)
+                    for (l = cell.left; l < cell.right; l++) dz[k * b->columns + l] += d;
+            }
+    }
     for (i = 0; i < b->pixels; i++) dz[i] *= tps_slope(b, y[i]);
 }
 #endif

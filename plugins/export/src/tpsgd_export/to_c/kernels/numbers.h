@@ -12,6 +12,14 @@
 #else
 #define TPS_FN static
 #endif
+/* In a net of few blocks, what is TPS_HOT is written out for each block, with its constants. */
+#if defined(__GNUC__) && defined(TPS_WITH_CONSTANTS)
+#define TPS_HOT static inline __attribute__((always_inline, unused))
+#define TPS_ONCE static __attribute__((noinline, unused))
+#else
+#define TPS_HOT TPS_FN
+#define TPS_ONCE TPS_FN
+#endif
 
 typedef union { float f; uint32_t u; } tps_bits;
 
@@ -21,11 +29,10 @@ typedef union { float f; uint32_t u; } tps_bits;
 /* Whether every number of x is between -TPS_LARGEST and TPS_LARGEST; NaN is not. */
 TPS_FN int tps_usable(const float *x, uint32_t count)
 {
-    uint32_t i;
     tps_bits limit, number;
     limit.f = TPS_LARGEST;
-    for (i = 0; i < count; i++) {
-        number.f = x[i];
+    for (; count; count--) {
+        number.f = *x++;
         if ((number.u & 0x7FFFFFFFu) > limit.u) return 0;
     }
     return 1;

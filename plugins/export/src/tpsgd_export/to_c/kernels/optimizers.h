@@ -17,7 +17,7 @@ TPS_FN tps_rate tps_tick(float lr, float *ticks, float *moments, uint32_t params
     return r;
 }
 
-TPS_FN void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
+TPS_HOT void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
 {
     float *m = r->moments + i, *v = m + r->params;
     *m += (g - *m) * 0.1f;
@@ -25,13 +25,14 @@ TPS_FN void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
     weights[i] -= r->lr * *m / (tps_sqrt(*v) * r->scale + 1e-8f);
 }
 #elif defined(TPS_MOMENTUM)
-TPS_FN void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
+TPS_HOT void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
 {
     r->moments[i] = 0.9f * r->moments[i] + g;
     weights[i] -= r->lr * r->moments[i];
 }
 #else
-TPS_FN void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
+#define TPS_SGD
+TPS_HOT void tps_move(const tps_rate *r, float *weights, uint32_t i, float g)
 {
     weights[i] -= r->lr * g;
 }

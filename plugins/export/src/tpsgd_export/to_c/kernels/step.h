@@ -29,12 +29,13 @@ TPS_FN tps_truth tps_truth_of(const tps_net *net, const tps_label *labels, uint3
 }
 
 /* Outputs of a block for some samples, before the pools */
-TPS_FN float *tps_outputs(const tps_net *net, const tps_block *b, const float *weights, const float *x,
+TPS_HOT float *tps_outputs(const tps_net *net, const tps_block *b, const float *weights, const float *x,
                           uint32_t samples)
 {
     float *y = net->arena + b->output;
     uint32_t n;
     if (b->fixed) weights = b->fixed;
+    if (net->batch == 1) samples = 1;
     for (n = 0; n < samples; n++) {
 #ifdef TPS_WITH_SMALL
         if (b->small) {
@@ -52,7 +53,7 @@ TPS_FN float *tps_outputs(const tps_net *net, const tps_block *b, const float *w
 }
 
 /* The pools of a block, in place: what is written lies before what is still to be read */
-TPS_FN void tps_pool_outputs(const tps_block *b, float *y, uint32_t samples)
+TPS_ONCE void tps_pool_outputs(const tps_block *b, float *y, uint32_t samples)
 {
 #ifdef TPS_WITH_POOLS
     uint32_t n, p, k, numbers = b->units * b->pixels;
@@ -77,15 +78,10 @@ TPS_FN void tps_pool_outputs(const tps_block *b, float *y, uint32_t samples)
 #endif
 }
 
-TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x, float *logits)
+/* The last block's output x as logits or numbers */
+TPS_FN int tps_answer(const tps_net *net, const float *x, float *logits)
 {
     uint32_t i;
-    if (!tps_usable(x, net->blocks[0].inputs)) return TPS_BAD_INPUT;
-    for (i = 0; i < net->count; i++) {
-        float *y = tps_outputs(net, net->blocks + i, weights, x, 1);
-        tps_pool_outputs(net->blocks + i, y, 1);
-        x = y;
-    }
     for (i = 0; i < net->classes; i++) {
         logits[i] = x[i];
 #ifdef TPS_WITH_NUMBERS
@@ -95,9 +91,21 @@ TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x,
     return tps_usable(logits, net->classes) ? TPS_OK : TPS_DIVERGED;
 }
 
+TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x, float *logits)
+{
+    uint32_t i;
+    if (!tps_usable(x, net->blocks[0].inputs)) return TPS_BAD_INPUT;
+    for (i = 0; i < net->count; i++) {
+        float *y = tps_outputs(net, net->blocks + i, weights, x, 1);
+        tps_pool_outputs(net->blocks + i, y, 1);
+        x = y;
+    }
+    return tps_answer(net, x, logits);
+}
+
 #ifdef TPS_WITH_READOUT
 /* Derivatives of every sample's logits, in the arena; the loss comes back. */
-TPS_FN float tps_readout(const tps_net *net, const tps_block *b, const float *weights, float *gains,
+TPS_HOT float tps_readout(const tps_net *net, const tps_block *b, const float *weights, float *gains,
                          const float *y, const tps_label *labels)
 {
     float *e = net->arena + net->logits, gain = b->gain, loss = 0.0f, share = 1.0f / (float)net->batch;
@@ -119,12 +127,26 @@ TPS_FN float tps_readout(const tps_net *net, const tps_block *b, const float *we
 
 #ifdef TPS_WITH_LEARNED_CODES
 /* Codes move by the batch's sum of e f^T. The features lie where dz did: all units have moved. */
-TPS_FN void tps_move_codes(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
-                           const float *y)
+TPS_HOT void tps_move_codes(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                            const float *y)
 {
-    const float *e = net->arena + net->logits;
+    float *e = net->arena + net->logits;
     float *f = net->arena + net->dz, g;
     uint32_t unit, i, j, c, n, number = b->learned;
+#ifdef TPS_SGD
+    if (net->batch == 1) {
+        const uint32_t cells = (uint32_t)b->grid_rows * b->grid_columns, size = b->codes->size;
+        float of_map[TPS_CELLS];
+        for (c = 0; c < net->classes; c++) e[c] *= r->lr;
+        if (cells == b->pixels) tps_move_rows(weights + number, size, net->classes, y, size, e);
+        else
+            for (unit = 0; unit < b->units; unit++, y += b->pixels, number += cells) {
+                tps_map_features(b, y, of_map);
+                tps_move_rows(weights + number, size, net->classes, of_map, cells, e);
+            }
+        return;
+    }
+#endif
     for (unit = 0; unit < b->units; unit++, y += b->pixels)
         for (i = 0; i < b->grid_rows; i++)
             for (j = 0; j < b->grid_columns; j++, number++) {
@@ -139,10 +161,10 @@ TPS_FN void tps_move_codes(const tps_net *net, const tps_block *b, const tps_rat
 #endif
 
 /* dz of one unit for every sample; the loss of targets comes back. */
-TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weights, const float *y,
-                      const tps_label *labels, uint32_t unit)
+TPS_HOT float tps_unit(const tps_net *net, const tps_block *b, const float *weights, const float *y,
+                       const tps_label *labels, uint32_t unit, float *dz)
 {
-    float *dz = net->arena + net->dz, loss = 0.0f;
+    float loss = 0.0f;
     uint32_t n, numbers = b->units * b->pixels;
     for (n = 0; n < net->batch; n++, dz += b->pixels) {
         const float *own = y + n * numbers + unit * b->pixels;
@@ -161,11 +183,56 @@ TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weigh
     return loss;
 }
 
-/* One block learns from the batch whose outputs y are. */
-TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
-                       float *gains, const float *x, float *y, const tps_label *labels)
+#ifdef TPS_SGD
+/* A dense block learns from one sample, eight units at a time. */
+TPS_HOT float tps_learn_dense(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                              const float *x, const float *y, const tps_label *labels, uint32_t units)
 {
-    uint32_t unit, n;
+    const uint32_t inputs = b->inputs;
+    uint32_t unit, lanes, l;
+    float loss = 0.0f, dz[8];
+    for (unit = 0; unit < units; unit += lanes) {
+        lanes = units - unit < 8 ? units - unit : 8;
+#ifdef TPS_WITH_READOUT
+        if (b->local == TPS_READOUT) {
+            tps_feature_derivatives(b, weights, net->arena + net->logits, net->classes, unit, lanes, dz);
+            for (l = 0; l < lanes; l++) dz[l] *= tps_slope(b, y[unit + l]);
+        } else
+#endif
+            for (l = 0; l < lanes; l++) loss += tps_unit(net, b, weights, y, labels, unit + l, dz + l);
+        for (l = 0; l < lanes; l++) {
+            dz[l] *= r->lr;
+            if (b->bias != TPS_NOWHERE) weights[b->bias + unit + l] -= dz[l];
+        }
+        tps_move_rows(weights + b->weight + unit * inputs, inputs, lanes, x, inputs, dz);
+    }
+    return loss;
+}
+#endif
+
+/* Every unit of a block learns, one after another. */
+TPS_HOT float tps_learn_units(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                              const float *x, const float *y, const tps_label *labels, uint32_t units)
+{
+    float loss = 0.0f, *dz = net->arena + net->dz;
+    uint32_t unit;
+    for (unit = 0; unit < units; unit++) {
+        loss += tps_unit(net, b, weights, y, labels, unit, dz);
+#ifdef TPS_WITH_CONVOLUTIONS
+        if (b->convolution) tps_move_filter(b, r, weights, unit, x, dz, net->batch);
+        else
+#endif
+            tps_move_dense(b, r, weights, unit, x, dz, net->batch);
+    }
+    return loss;
+}
+
+/* One block learns from the batch whose outputs y are. */
+TPS_HOT float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                        float *gains, const float *x, float *y, const tps_label *labels)
+{
+    const uint32_t units = b->local == TPS_HEAD ? net->classes : b->units;
+    uint32_t n;
     float loss = 0.0f, share = 1.0f / (float)net->batch;
     if (b->local == TPS_HEAD)
         for (n = 0; n < net->batch; n++)
@@ -174,15 +241,12 @@ TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r
     if (b->local == TPS_READOUT) loss = tps_readout(net, b, weights, gains, y, labels);
 #endif
     (void)gains;
-    for (unit = 0; unit < (b->local == TPS_HEAD ? net->classes : b->units); unit++) {
-        loss += tps_unit(net, b, weights, y, labels, unit);
-#ifdef TPS_WITH_CONVOLUTIONS
-        if (b->convolution)
-            tps_move_filter(b, r, weights, unit, x, net->arena + net->dz, net->batch);
-        else
+#ifdef TPS_SGD
+    if (net->batch == 1 && !b->convolution)
+        loss += tps_learn_dense(net, b, r, weights, x, y, labels, units);
+    else
 #endif
-            tps_move_dense(b, r, weights, unit, x, net->arena + net->dz, net->batch);
-    }
+        loss += tps_learn_units(net, b, r, weights, x, y, labels, units);
 #ifdef TPS_WITH_LEARNED_CODES
     if (b->learned != TPS_NOWHERE) tps_move_codes(net, b, r, weights, y);
 #endif
@@ -203,8 +267,29 @@ TPS_FN int tps_refuse(const tps_net *net, const float *x, const tps_label *label
     return TPS_OK;
 }
 
-/* Every block with its bit in `learns` learns as the batch passes. A block whose output is not
- * finite does not learn, and ends the step. */
+/* A block's part of a step: it learns if its bit in `learns` is set, and its output becomes x. A block
+ * whose output is not finite does not learn, and ends the step. */
+TPS_HOT int tps_pass(const tps_net *net, uint32_t i, float *weights, float *moments, float *ticks,
+                     float *gains, const float **x, float *y, const tps_label *labels, float lr,
+                     uint32_t learns, float *loss)
+{
+    const tps_block *b = net->blocks + i;
+    if (!tps_usable(y, net->batch * b->units * b->pixels)) return TPS_DIVERGED;
+    if (b->local != TPS_FROZEN && learns >> i & 1u) {
+#ifdef TPS_ADAM
+        tps_rate r = tps_tick(lr, ticks + 2 * i, moments, net->params);
+#else
+        tps_rate r = {lr, 1.0f, moments, net->params};
+#endif
+        loss[i] = tps_learn(net, b, &r, weights, gains, *x, y, labels);
+    }
+    tps_pool_outputs(b, y, net->batch);
+    (void)ticks;
+    *x = y;
+    return TPS_OK;
+}
+
+/* Every block with its bit in `learns` learns as the batch passes. */
 TPS_FN int tps_step(const tps_net *net, float *weights, float *moments, float *ticks, float *gains,
                     const float *x, const tps_label *labels, float lr, uint32_t learns, float *loss)
 {
@@ -212,21 +297,9 @@ TPS_FN int tps_step(const tps_net *net, float *weights, float *moments, float *t
     int error = tps_refuse(net, x, labels, lr);
     if (error) return error;
     for (i = 0; i < net->count; i++) loss[i] = 0.0f;
-    for (i = 0; i < net->count; i++) {
-        const tps_block *b = net->blocks + i;
-        float *y = tps_outputs(net, b, weights, x, net->batch);
-        if (!tps_usable(y, net->batch * b->units * b->pixels)) return TPS_DIVERGED;
-        if (b->local != TPS_FROZEN && learns >> i & 1u) {
-#ifdef TPS_ADAM
-            tps_rate r = tps_tick(lr, ticks + 2 * i, moments, net->params);
-#else
-            tps_rate r = {lr, 1.0f, moments, net->params};
-#endif
-            loss[i] = tps_learn(net, b, &r, weights, gains, x, y, labels);
-        }
-        tps_pool_outputs(b, y, net->batch);
-        x = y;
+    for (i = 0; i < net->count && !error; i++) {
+        float *y = tps_outputs(net, net->blocks + i, weights, x, net->batch);
+        error = tps_pass(net, i, weights, moments, ticks, gains, &x, y, labels, lr, learns, loss);
     }
-    (void)ticks;
-    return TPS_OK;
+    return error;
 }
