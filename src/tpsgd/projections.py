@@ -152,15 +152,23 @@ def per_filter(std: float = 1.0) -> Projection:
 
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    table, low = make_tables().to(device), _BITS - _TABLE
+    table = make_tables().to(device)
+    P = _fill(key, classes, shape, device, lambda u: _quantiles(table, u))
+    return P.mul_(2.0 ** -(_FIXED + _BITS - _TABLE + 1))
 
-    def quantile(u: Tensor) -> Tensor:
-        segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
-        start = table[segment]
-        within.mul_(table[segment.add_(1)].sub_(start))
-        return start.mul_(1 << (low + 1)).add_(within)
 
-    return _fill(key, classes, shape, device, quantile).mul_(2.0 ** -(_FIXED + low + 1))
+def quantiles(u: Tensor) -> Tensor:
+    """Normal numbers, float32, from whole numbers below 2^24."""
+    fixed = _quantiles(make_tables().to(u.device), u)
+    return fixed.float().mul_(2.0 ** -(_FIXED + _BITS - _TABLE + 1))
+
+
+def _quantiles(table: Tensor, u: Tensor) -> Tensor:
+    low = _BITS - _TABLE
+    segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
+    start = table[segment]
+    within.mul_(table[segment.add_(1)].sub_(start))
+    return start.mul_(1 << (low + 1)).add_(within)
 
 
 def _uniform(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:

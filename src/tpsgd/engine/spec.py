@@ -30,7 +30,7 @@ from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
-from tpsgd.objectives import Place
+from tpsgd.objectives import NetSignal, Place
 from tpsgd.rules import Rule
 from tpsgd.targets import CLASSES, Target
 from tpsgd.train import sequential, simultaneous
@@ -254,12 +254,29 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], order: Any) -> l
             f"are {'; '.join(map(str, blocks))}"
         )
     for r in rules[:-1]:
+        if isinstance(r.signal, NetSignal):
+            _refuse_net_signal(r, rule, blocks, order)
         if r.needs_output and order is sequential:
             raise TpsgdError(
                 f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
                 "output, which is not trained yet; use order=tpsgd.simultaneous"
             )
     return rules
+
+
+def _refuse_net_signal(r: Rule, rule: Any, blocks: list[Block], order: Any) -> None:
+    """Refuse what cannot be trained by a signal of the whole net."""
+    assert isinstance(r.signal, NetSignal)
+    if not isinstance(rule, Rule):
+        raise TpsgdError(f"{r.name} makes the signals of all blocks: pass it alone, in no list")
+    if order is sequential:
+        raise TpsgdError(
+            f"{r.name} cannot learn block by block: its signal is {r.signal.about}; use "
+            "order=tpsgd.simultaneous"
+        )
+    for block in blocks:
+        if block.recurrent:
+            raise TpsgdError(f"{r.name} is for feed-forward nets, and {block} is recurrent")
 
 
 def _order(
@@ -276,7 +293,7 @@ def _order(
       it, deep nets are much more accurate block by block;
     - `sequential`, the paper's, for every other net.
     """
-    if any(r.needs_output for r in rules[:-1]):
+    if any(r.needs_net for r in rules[:-1]):
         return simultaneous
     saves = settings.memory.budget is not None or settings.memory.reuse is not None
     if saves or any(isinstance(s.optimizer, SOLVERS) for s in each):

@@ -26,6 +26,7 @@ from tpsgd.engine.sources.batches import (
 )
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
+from tpsgd.objectives import NetSignal
 from tpsgd.projections import Redrawn
 from tpsgd.train import Source, Step
 
@@ -184,6 +185,8 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
     optimizer = learner.updater.optimizer
+    if isinstance(learner.signal, NetSignal):  # Python of its own in every step
+        return False
     if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
         return False  # a solver counts its samples; redrawn codes begin on the CPU
     for group in optimizer.param_groups:
