@@ -3,11 +3,11 @@
     python -m experiments.family --out results [--images FOLDER] [--only pepita] [--restarts 5]
 
 Every arm trains a perceptron 784-256-256-10, but for `pepita`, whose source has 784-1024-10 without
-biases and SGD with momentum, and the `wide` arm. Forward gradients of the weights have plain SGD, as
-in their source, all other arms Adam; the learning rate falls to 0 in a straight line. It is chosen by a shorter training without the last 6,000 training images,
-on these; the test images are used once, at the end of each restart. The file is written after every
-restart, and a second call adds those that are missing. torch and numpy are enough, with
-`PYTHONPATH=src:plugins/family/src`.
+biases and SGD with momentum, and the `wide` arm. Forward gradients of the weights have plain SGD,
+as in their source, all other arms Adam; the learning rate falls to 0 in a straight line. It is
+chosen by a shorter training without the last 6,000 training images, on these; the test images are
+used once, at the end of each restart. The file is written after every restart, and a second call
+adds those that are missing. torch and numpy are enough, with `PYTHONPATH=src:plugins/family/src`.
 """
 
 import time

@@ -4,10 +4,10 @@
     g_i = sum y_i^2  (the goodness),    theta = threshold * units
 
 Hinton, "The Forward-Forward Algorithm" (2022), supervised: the first numbers of a sample are
-replaced by a label, the true one in a positive sample and another one in a negative sample. A block
-must not see the length of its input, from which the goodness of the block before could be read: put
-`nn.RMSNorm(units, elementwise_affine=False)` between hidden layers. The prediction is the class whose
-label gives the most goodness, summed over all hidden blocks but the first.
+replaced by a label, the true one in a positive sample and another one in a negative sample. No
+block may see the length of its input, which tells the goodness of the block before: put
+`nn.RMSNorm(units, elementwise_affine=False)` between hidden layers. The prediction is the class
+whose label gives the most goodness, summed over all hidden blocks but the first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -91,13 +91,9 @@ class Goodness(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, classes)."""
-        every = [
-            self.of(
-                labelled(x, x.new_full((len(x),), c, dtype=torch.long), self.classes, self.strength)
-            )
-            for c in range(self.classes)
-        ]
-        return torch.stack(every, 1)
+        classes = torch.arange(self.classes, device=x.device)
+        every = (labelled(x, c.expand(len(x)), self.classes, self.strength) for c in classes)
+        return torch.stack([self.of(samples) for samples in every], 1)
 
     def of(self, x: Tensor) -> Tensor:
         """The goodness of samples that have a label, of all hidden blocks but the first."""

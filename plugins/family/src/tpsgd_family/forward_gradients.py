@@ -2,12 +2,14 @@
 
     g = (dL . v) v,      v normal with deviation 1,      E g = dL
 
-| rule                                 | v is a direction of         | L                            |
-|--------------------------------------|-----------------------------|------------------------------|
-| `forward_gradient()`                 | all weights                 | the net's loss               |
-| `forward_gradient(activations=True)` | all z_i, for each sample    | each sample's loss           |
-| `local_forward_gradient()`           | y_i, for each sample        | the block's local classifier |
-| `weight_perturbation(sigma)`         | all weights                 | (L(W + sigma v) - L(W)) / sigma in place of dL . v |
+| rule                                 | v is a direction of      | L                            |
+|--------------------------------------|--------------------------|------------------------------|
+| `forward_gradient()`                 | all weights              | the net's loss               |
+| `forward_gradient(activations=True)` | all z_i, for each sample | each sample's loss           |
+| `local_forward_gradient()`           | y_i, for each sample     | the block's local classifier |
+| `weight_perturbation(sigma)`         | all weights              | the net's loss               |
+
+The last one has (L(W + sigma v) - L(W)) / sigma in place of dL . v.
 
 Baydin, Pearlmutter, Syme, Wood & Torr, "Gradients without backpropagation" (2022); Ren, Kornblith,
 Liao & Hinton, "Scaling forward gradient with local losses" (2023). The numbers v are drawn from the
@@ -84,7 +86,7 @@ def moved(weights: Weights, directions: Weights, sigma: float) -> Weights:
 
 
 class InActivations(NetSignal):
-    """Derivatives of every block's activity before its activation, from one pass in forward mode."""
+    """Derivatives of every hidden activity z_i from one pass in forward mode."""
 
     about = "a change of the whole net's loss, for each sample"
 

@@ -3,8 +3,8 @@
     J_i = nHSIC(y_i, x) - beta * nHSIC(y_i, y*),     nHSIC(A, B) = tr(K~_A K~_B),
     K~ = K H (K H + epsilon n 1)^-1,   H = 1 - 1/n,   K_ij = exp(-|a_i - a_j|^2 / (2 sigma^2 d))
 
-Ma, Lewis & Kleijn, "The HSIC bottleneck: deep learning without back-propagation" (2020). It compares
-the samples of a batch; d is the number of units. Labels are one-hot rows, and are not projected.
+Ma, Lewis & Kleijn, "The HSIC bottleneck: deep learning without back-propagation" (2020). It
+compares the samples of a batch; d is the number of units. Labels are one-hot rows, not projected.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,9 +3,9 @@
     first pass: h_i        e = y_N - y*        second pass, of x + F e: h'_i
     W_i <- W_i - eta * h'_{i-1}^T (h_i - h'_i),        the last:  W_N <- W_N - eta * h'_{N-1}^T e'
 
-Dellaferrera & Kreiman, "Error-driven Input Modulation: Solving the Credit Assignment Problem without
-a Backward Pass" (2022). The derivative of the activation does not appear: the objective looks before
-it. Every block learns from the second pass, as in the authors' program.
+Dellaferrera & Kreiman, "Error-driven Input Modulation: Solving the Credit Assignment Problem
+without a Backward Pass" (2022). The derivative of the activation does not appear: the objective
+looks before it. Every block learns from the second pass, as in the authors' program.
 """
 
 from collections.abc import Iterable, Sequence

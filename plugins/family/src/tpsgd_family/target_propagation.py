@@ -5,9 +5,10 @@
     J_i = 1/2 |h_i - t_i|^2 + 1/2 |g_{i+1}(f_{i+1}(h_i + e)) - (h_i + e)|^2,   g(h) = tanh(h V + c)
 
 Lee, Zhang, Fischer & Bengio, "Difference target propagation" (2015). The second term teaches the
-inverse alone; e is normal with deviation `noise`. V and c are tensors of block i's objective, so that
-they have its optimizer and its learning rate, and are in its memory. The inverse of the last layer
-learns as the others do and is not used, as the last hidden block has its target from the gradient.
+inverse alone; e is normal with deviation `noise`. V and c are tensors of block i's objective, so
+that they have its optimizer, its learning rate and its place in the plan of memory. The inverse of
+the last layer learns as the others do and is not used: the last hidden block has its target from
+the gradient.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,7 +58,7 @@ def inverse(h: Tensor, V: Tensor, c: Tensor) -> Tensor:
 
 
 def target_propagation(step: float = 0.5, noise: float = 0.1) -> Rule:
-    """Targets through learned inverses (Lee et al. 2015); for linear layers behind the first block, and tanh.
+    """Targets through learned inverses (Lee et al. 2015), which are linear layers and a tanh.
 
     `step` is how far the last hidden block's target is from its output, `noise` the deviation of
     what the inverses learn to undo.
