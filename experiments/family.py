@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tpsgd_family as family
 from torch import nn
 
 import tpsgd
+import tpsgd_family as family
 from experiments.common import (
     Row,
     Samples,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
-        "adapt": "adapt", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
+        "adapt": "adapt", "data_parallel": "parallel", "export": "export", "family": "family",
+        "fleet": "fleet",
         "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
         "TPSGDRegressor": "sklearn",
     },

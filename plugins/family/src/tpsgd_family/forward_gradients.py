@@ -17,12 +17,15 @@ seed, the block, the epoch and the batch. Directional derivatives are computed i
 for the local one: its inner product with v is taken of the closed form, which is the same number.
 """
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.noise import normal
@@ -61,7 +64,10 @@ class InWeights(NetSignal):
 
         with statistics_restored(modules):
             if self.sigma is None:
-                loss, slope, logits = torch.func.jvp(net, (weights,), (directions,), has_aux=True)
+                with forward_mode():
+                    duals, y = net(dual(weights, directions))
+                    loss, slope = forward_ad.unpack_dual(duals)
+                    logits = forward_ad.unpack_dual(y).primal
             else:
                 loss, logits = net(weights)
                 slope = (net(moved(weights, directions, self.sigma))[0] - loss) / self.sigma
@@ -77,6 +83,20 @@ def drawn(noise: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     pieces = normal(noise, (sum(sizes),)).split(sizes) if sizes else ()
     named = zip(weights.items(), pieces, strict=True)
     return {name: piece.view(p.shape).to(p.dtype) for (name, p), piece in named}
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """Derivatives in forward mode, without torch's warning of its own deprecated compiler."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+        yield
+
+
+def dual(weights: Weights, directions: Weights) -> Weights:
+    """Weights that carry a direction through a pass in forward mode."""
+    pairs = zip(weights, directions, strict=True)
+    return [{n: forward_ad.make_dual(p, v[n]) for n, p in w.items()} for w, v in pairs]
 
 
 def moved(weights: Weights, directions: Weights, sigma: float) -> Weights:
@@ -103,9 +123,10 @@ class InActivations(NetSignal):
                 y = learner.block.onwards(Place.BEFORE, y)
             return run(last.block, last.gradient.at, y, {})
 
-        with statistics_restored([m for learner in learners for m in learner.block.modules]):
-            zeros = [torch.zeros_like(v) for v in directions]
-            _, change = torch.func.jvp(net, (zeros,), (directions,))
+        modules = [m for learner in learners for m in learner.block.modules]
+        with statistics_restored(modules), forward_mode():
+            zeros = [forward_ad.make_dual(torch.zeros_like(v), v) for v in directions]
+            change = forward_ad.unpack_dual(net(zeros)).tangent
         slope = (last.error(passed.saved[-1], labels) * change).flatten(1).sum(1)  # minus dL . v
         for saved, v in zip(passed.saved, directions, strict=False):
             yield BlockSignal(saved, v * slope.view(-1, *[1] * (v.dim() - 1)))
