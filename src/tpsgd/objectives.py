@@ -85,30 +85,20 @@ class LossAndGrads(NamedTuple):
 
 
 class BlockSignal(NamedTuple):
-    """What a block learns from in a step.
+    """What a block learns from in a step, if a signal of the whole net says so."""
 
-    Attributes:
-        saved: a forward pass of the block, by `learner.forward`, on any samples.
-        signal: what its objective gets in addition to the output: a tensor, or several.
-        gradients: of the block's parameters, in place of those of its objective.
-        local: with `gradients`, the loss and the logits for the record.
-    """
-
-    saved: Any
-    signal: Any
-    gradients: dict[str, Tensor] | None = None
-    local: LossAndGrads | None = None
+    saved: Any  # a forward pass of the block, by `learner.forward`, of any samples
+    signal: Any  # what its objective gets in addition to the output: a tensor, or several
+    gradients: dict[str, Tensor] | None = None  # in place of those of the objective
+    local: LossAndGrads | None = None  # with `gradients`: the loss and the logits for the record
 
 
 class NetSignal:
     """A signal that is computed for every batch from passes through the whole net.
 
-    Called with the learners, samples and labels, it gives a `BlockSignal` for every block, the
-    first one first. Each block learns before the next signal is asked for: a generator that
-    computes a block's signal without the blocks behind it has no update locking, and says so by
-    `needs_output = False`. `learner.forward(x)` is a forward pass, `learner.output` what the next
-    block receives, `learner.tensors` the tensors of the block's objective, `learner.noise` the
-    block's noise key (`maths.noise`).
+    A block learns before the next block's signal is asked for: a generator that does without the
+    blocks behind has no update locking, and sets `needs_output` to False. `learner.tensors` are the
+    tensors of a block's objective, `learner.noise` is its noise key (`maths.noise`).
     """
 
     about = "computed from the whole net"
@@ -117,7 +107,7 @@ class NetSignal:
     def __call__(
         self, learners: Sequence[Any], x: Any, labels: Tensor
     ) -> Iterable[BlockSignal | None]:
-        """The signals of a batch; None for a block that learns nothing from it."""
+        """The signal of every block, the first one first; None: it learns nothing."""
         raise NotImplementedError
 
 
@@ -288,10 +278,7 @@ class Site:
     input: tuple[int, ...] = ()
 
     def noise(self) -> Tensor:
-        """A noise key, for an objective whose `noise_at` says which of its tensors it is.
-
-        `maths.noise` draws numbers from it, others for each seed, block, epoch and batch.
-        """
+        """A noise key, for an objective whose `noise_at` says which of its tensors it is."""
         return noise_key(self.key, self.device)
 
     def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:

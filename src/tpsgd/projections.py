@@ -36,6 +36,7 @@ PIECE, PIECES = 1 << 9, 64  # numbers drawn together, and pieces of a large P
 _BITS = 24  # of each hash, as many as a float32 holds
 _TABLE = 12  # of those, the bits that choose a segment of the normal quantile table
 _FIXED = 16  # binary digits after the point in that table
+QUANTUM = 2.0 ** -(_FIXED + _BITS - _TABLE + 1)
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,11 @@ def per_filter(std: float = 1.0) -> Projection:
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
     table = make_tables().to(device)
-    P = _fill(key, classes, shape, device, lambda u: _quantiles(table, u))
-    return P.mul_(2.0 ** -(_FIXED + _BITS - _TABLE + 1))
+    return _fill(key, classes, shape, device, lambda u: quantiles(u, table)).mul_(QUANTUM)
 
 
-def quantiles(u: Tensor) -> Tensor:
-    """Normal numbers, float32, from whole numbers below 2^24."""
-    fixed = _quantiles(make_tables().to(u.device), u)
-    return fixed.float().mul_(2.0 ** -(_FIXED + _BITS - _TABLE + 1))
-
-
-def _quantiles(table: Tensor, u: Tensor) -> Tensor:
+def quantiles(u: Tensor, table: Tensor) -> Tensor:
+    """Normal numbers, in whole multiples of `QUANTUM`, from whole numbers below 2^24."""
     low = _BITS - _TABLE
     segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
     start = table[segment]

@@ -90,10 +90,6 @@ class Rule:
             return self.signal.needs_output
         return self.signal is not Signal.LABEL
 
-    def predictor_of(self, model: Any) -> Any:
-        """What predicts for a model that this rule has trained: a module with its logits."""
-        return model if self.predictor is None else self.predictor(model)
-
     @property
     def needs_net(self) -> bool:
         """Whether its signal comes from the whole net, so that all blocks learn together."""
@@ -350,19 +346,8 @@ def untrained() -> Rule:
 def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
     """The rule with your own initial tensors of its objectives: P, or what else they hold.
 
-    Args:
-        rule: any rule with an objective.
-        tensors: by the number of a block, counted from 1: the tensors that replace
-            `rule.objective(site).tensors`, all of them and in their order. They are copied. Blocks
-            that are not named draw theirs.
-
-    Examples:
-        >>> import torch
-        >>> from tpsgd.maths.random import Key
-        >>> P = torch.eye(3)
-        >>> rule = with_tensors(tpsgd_l2(), {1: [P]})
-        >>> rule.objective(Site((3,), 3, Key(seed=7, block=0))).tensors[0].equal(P)
-        True
+    `tensors` has, by the number of a block, counted from 1, what replaces all of
+    `rule.objective(site).tensors`, in their order; it is copied. Other blocks draw theirs.
     """
     make = rule.objective
     if make is None:
@@ -370,7 +355,7 @@ def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
 
     def objective(site: Site) -> Objective:
         drawn = make(site)
-        number = 1 + (site.key.block if site.key.block >= 0 else -1 - site.key.block)
+        number = 1 + site.key.block
         if number not in tensors:
             return drawn
         needed = [tuple(t.shape) for t in drawn.tensors]
@@ -379,8 +364,8 @@ def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
             raise TpsgdError(f"{rule.name} needs tensors {needed} in block {number}, got {shapes}")
         pairs = zip(tensors[number], drawn.tensors, strict=True)
         own = tuple(t.detach().to(site.device, d.dtype, copy=True) for t, d in pairs)
-        drawn_by_formula = drawn.formula is not None and drawn.formula.codes is not None
-        return replace(drawn, tensors=own, formula=None if drawn_by_formula else drawn.formula)
+        of_tensors = drawn.formula is None or drawn.formula.codes is None  # not of how P is drawn
+        return replace(drawn, tensors=own, formula=drawn.formula if of_tensors else None)
 
     options = f"{rule.options}, own tensors of blocks {', '.join(map(str, sorted(tensors)))}"
     return replace(rule, objective=objective, options=options.removeprefix(", "))

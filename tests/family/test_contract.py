@@ -114,12 +114,12 @@ def test_memory_is_planned_to_the_byte(word):
 
 def test_what_these_rules_cannot_do_is_refused():
     refused = [
-        ([family.pepita(), rules.readout()], mlp(6, 5, 3), points(), "pass it alone, in no list"),
+        ([family.pepita(), rules.readout()], mlp(6, 5, 3), points(), "makes the signals"),
         (
             family.feedback_alignment(),
             nn.Sequential(Recurrent(4, 5), nn.Linear(5, 3)),
             (sequences()[0].float(), sequences()[1]),
-            "for feed-forward nets",
+            "for nets without recurrent layers",
         ),
         (
             family.feedback_alignment(),

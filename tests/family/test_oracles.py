@@ -193,7 +193,7 @@ def test_forward_forward_lowers_hintons_loss_in_every_block():
 def test_forward_forward_predicts_the_class_with_the_most_goodness():
     model, rule = good_net(), family.forward_forward(strength=2.0)
     x, _ = points(n=10, features=12)
-    logits = rule.predictor_of(model)(x.double())
+    logits = rule.predictor(model)(x.double())
     for c in range(3):
         first = torch.cat([2.0 * F.one_hot(torch.full((10,), c), 3), x.double()[:, 3:]], 1)
         goodness = (model[:6](first) ** 2).sum(1)  # of the second hidden layer alone

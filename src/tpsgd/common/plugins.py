@@ -20,8 +20,7 @@ ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
         "adapt": "adapt", "data_parallel": "parallel", "export": "export", "family": "family",
-        "fleet": "fleet",
-        "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
+        "fleet": "fleet", "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
         "TPSGDRegressor": "sklearn",
     },
     COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},

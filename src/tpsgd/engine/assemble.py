@@ -353,7 +353,12 @@ def _draw(
     """An objective for outputs of this shape; the tensors of several restarts are stacked."""
     form = spec.form
     options |= {"loss": spec.loss, "numbers": spec.target.numbers}  # type: ignore[dict-item]
-    options |= _neighbours(block, spec)  # type: ignore[arg-type]
+    number = next((i for i, each in enumerate(spec.blocks) if each.key == block), 0)
+    layers = [each.layer for each in spec.blocks[number + 1 :]]
+    first = () if spec.sample is None else tuple(spec.sample[0])
+    before = spec.sizes[number - 1][Place.END] if number else first
+    weight = getattr(layers[0], "weight", None) if layers else None
+    options |= {"input": before, "behind": tuple(getattr(weight, "shape", ()))}  # type: ignore
     options |= {"device": form.device, "dtype": form.dtype}  # type: ignore[dict-item]
     keys = [Key(seed, block, step) for seed in form.seeds]
     objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]  # type: ignore
@@ -363,23 +368,11 @@ def _draw(
     return replace(objectives[0], tensors=tuple(torch.stack(column) for column in columns))
 
 
-def _neighbours(key: int, spec: RunSpec) -> dict[str, tuple[int, ...]]:
-    """The shape that enters the block of this key, and that of the weight behind the block."""
-    number = next((i for i, block in enumerate(spec.blocks) if block.key == key), None)
-    if number is None:  # the other direction of a recurrent block
-        return {}
-    behind = spec.blocks[number + 1 :][:1]
-    weights = [getattr(block.layer, "weight", None) for block in behind]
-    shape = next((tuple(w.shape) for w in weights if isinstance(w, Tensor)), ())
-    first = () if spec.sample is None else tuple(spec.sample[0])
-    return {"behind": shape, "input": spec.sizes[number - 1][Place.END] if number else first}
-
-
 def _in_form(objective: Objective, form: BatchForm, maps: bool) -> Objective:
     """An objective's tensors in the memory format, and codes of maps in the number format."""
     if form.precision is not None and maps and not objective.learned:
-        kinds = enumerate(objective.tensors)
-        tensors = tuple(t if i == objective.noise_at else t.to(form.precision) for i, t in kinds)
+        every = objective.tensors
+        tensors = tuple(t if t.dtype is torch.int64 else t.to(form.precision) for t in every)
         objective = replace(objective, tensors=tensors)
     return move(objective, _channels_last) if form.channels_last else objective
 

@@ -68,9 +68,8 @@ class _Watched(NetSignal):
     """A signal of the whole net, looked at in the first batch of a small model."""
 
     def __init__(self, signal: NetSignal) -> None:
-        self.signal, self.problems = signal, list[str]()
-        self.seen: list[tuple[Objective, Tensor, Any]] = []
-        self.about, self.needs_output = signal.about, signal.needs_output
+        self.signal, self.about, self.needs_output = signal, signal.about, signal.needs_output
+        self.problems, self.seen = list[str](), list[tuple[Objective, Tensor, Any]]()
 
     def __call__(self, learners: Any, x: Any, labels: Tensor) -> Iterable[BlockSignal | None]:
         if not self.problems and not self.seen:
@@ -78,10 +77,9 @@ class _Watched(NetSignal):
         return self.signal(learners, x, labels)
 
     def _look(self, learners: Any, x: Any, labels: Tensor) -> None:
-        asked: list[Any] = []
-        proxies = [_Asked(learner, asked) for learner in learners]
-        for number, _ in enumerate(self.signal(proxies, x, labels)):
-            if len(asked) > number + 1 and not self.needs_output:
+        asked = [_Asked(learner) for learner in learners]
+        for number, _ in enumerate(self.signal(asked, x, labels), 1):
+            if not self.needs_output and any(behind.computed for behind in asked[number:]):
                 self.problems.append("its signal asks blocks behind, and needs_output is False")
                 break
         once, again = (list(self.signal(learners, x, labels)) for _ in range(2))
@@ -95,25 +93,22 @@ class _Watched(NetSignal):
 
 
 class _Asked:
-    """A learner that writes down that it has computed."""
+    """A learner that knows whether it has computed."""
 
-    def __init__(self, learner: Any, asked: list[Any]) -> None:
-        self.learner, self.asked = learner, asked
+    def __init__(self, learner: Any) -> None:
+        self.learner, self.computed = learner, False
 
     def __getattr__(self, name: str) -> Any:
+        self.computed |= name == "forward"
         return getattr(self.learner, name)
 
-    def forward(self, x: Any) -> Any:
-        if self not in self.asked:
-            self.asked.append(self)
-        return self.learner.forward(x)
 
-
-def _tensors(signals: Any) -> list[Tensor]:
-    """The tensors of the signals and gradients of all blocks."""
-    parts = [(s.signal, *(s.gradients or {}).values()) for s in signals if s is not None]
-    flat = [t for part in parts for t in part]
-    return [t for part in flat for t in (part if isinstance(part, tuple) else (part,))]
+def _tensors(given: Any) -> list[Tensor]:
+    """All tensors in signals, lists and tuples of them."""
+    if isinstance(given, BlockSignal):
+        given = (given.signal, *(given.gradients or {}).values())
+    parts = given if isinstance(given, (list, tuple)) else ()
+    return [given] if isinstance(given, Tensor) else [t for part in parts for t in _tensors(part)]
 
 
 def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:

@@ -61,7 +61,7 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]])), loss="mse")
         0.25
     """
-    model = model if rule is None else rule.predictor_of(model)
+    model = rule.predictor(model) if rule is not None and rule.predictor else model
     if loss == "r2":
         return evaluate_numbers(model, data, batch_size)
     chosen, sums = losses.resolve(loss), Scores(cut_of(model))

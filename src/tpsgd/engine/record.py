@@ -80,10 +80,7 @@ class Run:
 
     @property
     def predictor(self) -> Any:
-        """A module with the logits of the trained model, where its last layer does not have them.
-
-        It is the model itself, or what its rule says (`Rule.predictor`).
-        """
+        """The model, or the module with its logits that its rule makes of it."""
         return self.model if self.predicting is None else self.predicting(self.model)
 
     @property

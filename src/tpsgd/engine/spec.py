@@ -255,28 +255,19 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], order: Any) -> l
         )
     for r in rules[:-1]:
         if isinstance(r.signal, NetSignal):
-            _refuse_net_signal(r, rule, blocks, order)
+            if not isinstance(rule, Rule):
+                raise TpsgdError(f"{r.name} makes the signals of all blocks: pass it in no list")
+            if any(block.recurrent for block in blocks):
+                raise TpsgdError(f"{r.name} is for nets without recurrent layers")
+            if order is sequential:
+                how = f"its signal is {r.signal.about}; use order=tpsgd.simultaneous"
+                raise TpsgdError(f"{r.name} cannot learn block by block: {how}")
         if r.needs_output and order is sequential:
             raise TpsgdError(
                 f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
                 "output, which is not trained yet; use order=tpsgd.simultaneous"
             )
     return rules
-
-
-def _refuse_net_signal(r: Rule, rule: Any, blocks: list[Block], order: Any) -> None:
-    """Refuse what cannot be trained by a signal of the whole net."""
-    assert isinstance(r.signal, NetSignal)
-    if not isinstance(rule, Rule):
-        raise TpsgdError(f"{r.name} makes the signals of all blocks: pass it alone, in no list")
-    if order is sequential:
-        raise TpsgdError(
-            f"{r.name} cannot learn block by block: its signal is {r.signal.about}; use "
-            "order=tpsgd.simultaneous"
-        )
-    for block in blocks:
-        if block.recurrent:
-            raise TpsgdError(f"{r.name} is for feed-forward nets, and {block} is recurrent")
 
 
 def _order(

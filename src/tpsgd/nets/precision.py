@@ -50,5 +50,5 @@ def rounded(
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    own = (t if getattr(t, "dtype", dtype) is torch.int64 else t.to(dtype) for t in tensors)
+    own = (t if t.dtype is torch.int64 else t.to(dtype) for t in tensors)  # noise keys stay whole
     return (y.to(dtype), s, *own)

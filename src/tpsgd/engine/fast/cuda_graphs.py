@@ -185,8 +185,6 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
     optimizer = learner.updater.optimizer
-    if isinstance(learner.signal, NetSignal):  # Python of its own in every step
-        return False
     if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
         return False  # a solver counts its samples; redrawn codes begin on the CPU
     for group in optimizer.param_groups:
@@ -200,5 +198,7 @@ def _capturable(learner: Any) -> bool:
 def library_modules_only(learner: Any) -> bool:
     """Whether a block has none of the user's modules, which might wait for the device."""
     if getattr(learner.block.layer, "is_tap", False):  # hooks, and the user's frozen module
+        return False
+    if isinstance(learner.signal, NetSignal):
         return False
     return all(is_library_module(m) for top in learner.block.modules for m in top.modules())

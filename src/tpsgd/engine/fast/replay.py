@@ -17,7 +17,6 @@ from tpsgd.engine.learners.optimizers import has_curve
 from tpsgd.engine.sources.batches import ArraySource, SampleBatch, ThroughBlocks
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.nets.autograd import Autograd
-from tpsgd.objectives import NetSignal
 from tpsgd.train import Source, Step
 
 WARM_UP = 2  # plain steps first: an optimizer makes its state in them, and memory is measured
@@ -118,8 +117,6 @@ def _replayable(learner: Any) -> bool:
     """
     optimizer = learner.updater.optimizer
     if type(optimizer) not in ELEMENTWISE or hooked(optimizer):
-        return False
-    if isinstance(learner.signal, NetSignal):
         return False
     if has_curve(learner) and rate_of(optimizer) is None:
         return False  # its rate would be a constant of the tape

@@ -39,11 +39,9 @@ class BlockLearner(Learner):
     `draw` makes the objective when the block begins to learn; its class codes are dropped when it
     stops. `outputs` are the classes, or the numbers of a label. `widest` is the most bytes that one
     sample takes anywhere in the block. `layers` counts the layers that learn in it: under backprop,
-    those of the whole net. `noise` is the noise key of a signal of the whole net; an objective that
-    draws random numbers has its own.
+    those of the whole net. `noise` is a noise key, for a signal of the whole net.
     """
 
-    noise: Tensor | None = None
     first_noise: Tensor | None = None  # before the first epoch
 
     def __init__(
@@ -267,11 +265,10 @@ def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
 def _step_on_net(signal: NetSignal, learners: Sequence[Any], x: Any, labels: Tensor) -> None:
     """Every block learns from what a signal of the whole net has for it."""
     for learner, given in zip(learners, signal(learners, x, labels), strict=True):
-        if learner.learning and given is not None:
-            if given.gradients is None:
-                learner.updater.apply(given.saved, given.signal, labels, False)
-            else:
-                learner.updater.apply_gradients(given.gradients, given.local, labels)
+        if learner.learning and given is not None and given.gradients is None:
+            learner.updater.apply(given.saved, given.signal, labels, False)
+        elif learner.learning and given is not None:
+            learner.updater.apply_gradients(given.gradients, given.local, labels)
         if learner.noise is not None:
             learner.noise[1].add_(1)
 
