@@ -260,8 +260,7 @@ class Site:
         dtype: their number format.
         recurrent: the output is the state of a recurrent layer; `key.step` is the time step.
         redraw: do not store P; compute its rows whenever they are needed.
-        behind: the shape of the weight of the layer behind; () if it has none.
-        input: the shape of one sample that enters the block.
+        input, behind: the shape that enters the block, and that of the weight behind it, or ().
     """
 
     shape: tuple[int, ...]

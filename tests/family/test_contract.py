@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import Residual, images, mlp, points, same, seeded, sequences, state
+from helpers import Residual, close, images, mlp, points, same, seeded, sequences, state
 from torch import nn
 
 import tpsgd
@@ -110,6 +110,18 @@ def test_memory_is_planned_to_the_byte(word):
     plan = tpsgd.plan(mlp(32, 64, 48, 3), (32,), rule=rule, samples=128, others=False, **how)
     run = train(mlp(32, 64, 48, 3), data, rule, **how)
     assert plan.lines[0].peak == run.peak_bytes
+
+
+MEANS = "feedback-alignment", "sign-symmetry", "pepita"  # over samples, and nothing is drawn
+
+
+@pytest.mark.parametrize("word", MEANS)
+def test_micro_batches_change_nothing_that_is_learned(word):
+    whole, parts = (mlp(6, 8, 7, 3).double() for _ in range(2))
+    data = points()[0].double(), points()[1]
+    train(whole, data, RULES[word]())
+    train(parts, data, RULES[word](), memory=tpsgd.Memory(micro_batch=4))
+    close(state(parts), state(whole), rtol=1e-7, atol=1e-9)
 
 
 def test_what_these_rules_cannot_do_is_refused():

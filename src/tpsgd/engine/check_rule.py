@@ -112,7 +112,7 @@ def _tensors(given: Any) -> list[Tensor]:
 
 
 def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:
-    inputs = (y, *(s if isinstance(s, tuple) else (s,)), *objective.tensors)
+    inputs = (y, *_tensors([s]), *objective.tensors)
     before = [t.clone() for t in inputs]
     local, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):

@@ -62,6 +62,7 @@ class InWeights(NetSignal):
                 y = run(learner.block, learner.gradient.at if last else Place.END, y, own)
             return loss_of(learners[-1])(y, labels), y
 
+        slope: Any  # along the directions
         with statistics_restored(modules):
             if self.sigma is None:
                 with forward_mode():

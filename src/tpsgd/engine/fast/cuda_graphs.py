@@ -185,8 +185,9 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
     optimizer = learner.updater.optimizer
-    if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
-        return False  # a solver counts its samples; redrawn codes begin on the CPU
+    redrawn = any(isinstance(t, Redrawn) for t in learner.tensors)
+    if optimizer is None or redrawn or learner.objective.noise_at is not None:
+        return False  # a solver counts its samples; redrawn codes and noise begin on the CPU
     for group in optimizer.param_groups:
         if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
             return False
