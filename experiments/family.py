@@ -101,8 +101,7 @@ class Arm:
 
 
 MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
-SMALL_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
-FORWARD = Arm(family.forward_forward, GOOD, rates=(1e-3, 3e-3, 1e-2), epochs=60, search_epochs=5)
+FORWARD = Arm(family.forward_forward, GOOD, rates=(1e-3, 2e-3, 4e-3), epochs=60, search_epochs=5)
 PEPITA = Arm(
     family.pepita, lambda: he_uniform(perceptron(784, 1024, 10, bias=False)), MOMENTUM,
     (0.03, 0.1, 0.3), 100, 3, 64,
@@ -119,15 +118,9 @@ ARMS = {
     "target-propagation": Arm(family.target_propagation, TANH),
     "backprop, tanh": Arm(None, TANH),
     "forward-gradient-local": Arm(family.local_forward_gradient),
-    "forward-gradient-activations": Arm(
-        partial(family.forward_gradient, activations=True), rates=SMALL_RATES
-    ),
-    "forward-gradient-weights": Arm(
-        family.forward_gradient, optimizer=torch.optim.SGD, rates=SMALL_RATES
-    ),
-    "weight-perturbation": Arm(
-        family.weight_perturbation, optimizer=torch.optim.SGD, rates=SMALL_RATES
-    ),
+    "forward-gradient-activations": Arm(partial(family.forward_gradient, activations=True)),
+    "forward-gradient-weights": Arm(family.forward_gradient, optimizer=torch.optim.SGD),
+    "weight-perturbation": Arm(family.weight_perturbation, optimizer=torch.optim.SGD),
     "forward-forward, 20 epochs": replace(FORWARD, epochs=20),
     "pepita, 20 epochs": replace(PEPITA, epochs=20),
     "backprop, pepita's net": replace(PEPITA, rule=None, epochs=20, rates=(0.003, 0.01, 0.03)),
