@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,6 +184,27 @@ def test_random_numbers_depend_on_seed_block_epoch_and_batch_alone():
     whole = noise.below(noise.noise_key(Key(5)), (9_000,), 3)
     counts = whole.bincount()
     assert len(counts) == 3 and (counts - 3_000).abs().max() < 200
+
+
+def test_every_batch_has_other_random_numbers():
+    keys = []
+
+    class Watched(NetSignal):
+        def __call__(self, learners, x, labels):
+            keys.extend(learner.noise.clone() for learner in learners)
+            return family.pepita().signal(learners, x, labels)
+
+    def drawing(site):
+        def loss(y, s, key):
+            keys.append(key.clone())
+            return (y * noise.normal(key, y.shape)).sum()
+
+        return Objective(loss, tensors=(site.noise(),), noise_at=0)
+
+    train(mlp(6, 8, 7, 3), points(), replace(family.pepita(), signal=Watched()))
+    train(mlp(6, 8, 7, 3), points(), rules.Rule("drawn", drawing), order=simultaneous, seed=9)
+    numbers = {tuple(key.tolist()) for key in keys}
+    assert len(keys) == len(numbers) == 2 * 3 * (3 + 2)  # epochs, batches, blocks that draw
 
 
 RANDOM = "forward-gradient-local", "forward-forward", "target-propagation"
