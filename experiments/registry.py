@@ -169,6 +169,10 @@ EXPERIMENTS = {
         "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
         gpu=False, of_paper=False,
     ),
+    "family": Experiment(
+        "published relatives: feedback alignment, Forward-Forward, PEPITA and others", ("family",),
+        ("family",), 60, ("mnist",), gpu=False, of_paper=False,
+    ),
     "schedules": Experiment(
         "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,

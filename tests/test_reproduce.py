@@ -18,6 +18,7 @@ from tpsgd.data.registry import DATASETS
 PROGRAMS = [  # the same program under another name is not run twice
     "shallow --only mnist-mlp",
     "shallow --only cifar10-cnn-short",
+    "family --only pepita forward-forward weight-perturbation",
     "peers --only mlp-256",
     "deep --only vgg11",
     "deep --only vgg11 --clock",

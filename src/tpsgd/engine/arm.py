@@ -122,7 +122,10 @@ class Arm:
         make = self.factory or factory
         if self.method is None:
             backprop = self.backprop and Backprop(self.checkpointed)
-            return fit_many(make, data, restarts=1, rule=self.rule, backprop=backprop, **settings)
+            trained = fit_many(
+                make, data, restarts=1, rule=self.rule, backprop=backprop, **settings
+            )
+            return replace(trained, models=[run.predictor for run in trained.runs])
         model = make_model(make, settings.get("seed", 0))
         return Restarts([model], [self._by_method(self.method, model, data, settings)], False)
 

@@ -69,6 +69,7 @@ def run_training(
                 unstack(net.spec.cuts, net.learners)
         for r, run in enumerate(runs):
             run.setup_seconds, run.model = began - started, models[r]
+            run.predicting = getattr(method, "predictor", None)
             _describe(run, r, net)
         for extension in extensions:
             runs = extension.finish(net, runs)

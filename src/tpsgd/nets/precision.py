@@ -50,4 +50,6 @@ def rounded(
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    return (y.to(dtype), s, *(t if t.dim() == 1 else t.to(dtype) for t in tensors))
+    whole = (t.dim() == 1 or t.dtype is torch.int64 for t in tensors)  # noise keys are of integers
+    own = (t if keeps else t.to(dtype) for t, keeps in zip(tensors, whole, strict=True))
+    return (y.to(dtype), s, *own)

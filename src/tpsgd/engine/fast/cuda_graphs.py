@@ -27,6 +27,7 @@ from tpsgd.engine.sources.batches import (
 )
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
+from tpsgd.objectives import NetSignal
 from tpsgd.projections import Redrawn
 from tpsgd.train import Source, Step
 
@@ -224,8 +225,9 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
     optimizer = learner.updater.optimizer
-    if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
-        return False  # a solver counts its samples; redrawn codes begin on the CPU
+    redrawn = any(isinstance(t, Redrawn) for t in learner.tensors)
+    if optimizer is None or redrawn or learner.objective.noise_at is not None:
+        return False  # a solver counts its samples; redrawn codes and noise begin on the CPU
     for group in optimizer.param_groups:
         if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
             return False
@@ -237,5 +239,7 @@ def _capturable(learner: Any) -> bool:
 def library_modules_only(learner: Any) -> bool:
     """Whether a block has none of the user's modules, which might wait for the device."""
     if getattr(learner.block.layer, "is_tap", False):  # hooks, and the user's frozen module
+        return False
+    if isinstance(learner.signal, NetSignal):
         return False
     return all(is_library_module(m) for top in learner.block.modules for m in top.modules())
