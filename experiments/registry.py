@@ -165,6 +165,14 @@ EXPERIMENTS = {
         "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
         gpu=False, of_paper=False,
     ),
+    "equal": Experiment(
+        "the same comparison at equal passes, reads and seconds, and at searched rates",
+        ("equal",), ("equal",), 40, ("mnist", "cifar10"), gpu=False, of_paper=False,
+    ),
+    "distributions": Experiment(
+        "class codes of three distributions", ("distributions",), ("distributions",), 60,
+        ("mnist",), gpu=False,
+    ),
     "schedules": Experiment(
         "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,
