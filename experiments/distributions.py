@@ -10,14 +10,15 @@ of 128. Accuracy is that on the last 10,000 training samples, which are held out
 frozen hidden layers are the controls.
 """
 
+from functools import partial
+
 import torch
 
 import tpsgd
-from experiments.common import Row, hold_out_last, load, program
+from experiments.common import Row, Samples, hold_out_last, load, program
 from experiments.rows import Rows, row_arguments, shown
 from experiments.shallow import HELD_OUT, TABLES
 from tpsgd import Place, Rule, rules
-from tpsgd.engine.restarts import Restarts
 from tpsgd.projections import binary, normal, uniform
 
 CODES = (normal(), uniform(), binary())
@@ -47,21 +48,25 @@ def main() -> None:
     train, held_out = hold_out_last(*loaded.train, count)
     restarts = options.restarts
     for name in options.only:
-        table = NETS[name]
-        epochs = 1 if options.smoke else table.epochs
         for options.restarts in range(1, restarts + 1):  # all arms with one seed, then the next
-            for arm, rule in ARMS.items():
-
-                def fit(rule: Rule | None = rule, **more: int) -> Restarts:
-                    return tpsgd.fit_many(
-                        lambda: table.model(loaded.shape), train, rule=rule, epochs=epochs,
-                        backprop=rule is None, order=tpsgd.sequential, **more,
-                    )  # fmt: skip
-
-                settings: Row = {"net": name, "arm": arm, "epochs": epochs, "train": len(train[1])}
-                row = rows.restart(f"{name}, {arm}", settings, fit, held_out)
+            for arm in ARMS:
+                row = measure(rows, name, arm, loaded.shape, train, held_out)
                 if row is not None and options.restarts == restarts:
                     print(f"{name:6} {arm:40} {shown(row)}", flush=True)
+
+
+def measure(
+    rows: Rows, name: str, arm: str, shape: tuple[int, ...], train: Samples, held_out: Samples
+) -> Row | None:
+    """The row of an arm, with the restarts that are asked for so far."""
+    table, rule = NETS[name], ARMS[arm]
+    epochs = 1 if rows.options.smoke else table.epochs
+    fit = partial(
+        tpsgd.fit_many, partial(table.model, shape), train, rule=rule, backprop=rule is None,
+        epochs=epochs, order=tpsgd.sequential,
+    )  # fmt: skip
+    settings: Row = {"net": name, "arm": arm, "epochs": epochs, "train": len(train[1])}
+    return rows.restart(f"{name}, {arm}", settings, fit, held_out)
 
 
 if __name__ == "__main__":
