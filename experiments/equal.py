@@ -11,6 +11,7 @@ difference has its interval and a paired t test, corrected by Holm's procedure.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from tpsgd.comparison.results import Result
 from tpsgd.zoo.words import factory
 
 ARMS = ("readout-learned", "readout", "tpsgd-l2")
-WAYS: dict[str, dict[str, str]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "passes": {},
     "reads": {"equal": "reads"},
     "seconds": {"equal": "seconds"},
