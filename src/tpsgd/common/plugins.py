@@ -20,7 +20,7 @@ ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
         "adapt": "adapt", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
-        "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
+        "peers": "peers", "pipeline": "parallel", "probes": "probes", "TPSGDClassifier": "sklearn",
         "TPSGDRegressor": "sklearn",
     },
     COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},
