@@ -17,7 +17,15 @@ from experiments.common import Row, load, program
 from experiments.rows import Rows, row_arguments
 from tpsgd.engine.restarts import make_model
 from tpsgd.zoo.words import factory
-from tpsgd_probes import Probes, alignment, block_outputs, linear_cka, probe_accuracy, rank_of
+from tpsgd_probes import (
+    Probes,
+    alignment,
+    block_outputs,
+    halves,
+    linear_cka,
+    probe_accuracy,
+    rank_of,
+)
 
 ARMS = ("backprop", "readout-learned", "tpsgd-l2", "dfa", "frozen")
 TRAIN, BATCH, EPOCHS = 10_000, 1_000, 5
@@ -67,10 +75,11 @@ def at_the_end(model: Any, reference: Any, x: torch.Tensor, y: torch.Tensor) -> 
     """The measures of every block of a trained model."""
     with torch.no_grad():
         pairs = list(zip(block_outputs(model, x), block_outputs(reference, x), strict=True))
+    one, other = halves(len(y))
     return {
-        "probe": [probe_accuracy(h[::2], y[::2], h[1::2], y[1::2]) for h, _ in pairs],
+        "probe": [probe_accuracy(h[one], y[one], h[other], y[other]) for h, _ in pairs],
         "rank": [rank_of(h) for h, _ in pairs],
-        "cka": [linear_cka(h, other) for h, other in pairs],
+        "cka": [linear_cka(h, like) for h, like in pairs],
     }
 
 

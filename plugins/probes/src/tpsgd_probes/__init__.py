@@ -11,6 +11,7 @@ from tpsgd_probes.alignment import alignment, degrees
 from tpsgd_probes.measures import (
     cka,
     effective_rank,
+    halves,
     linear_cka,
     linear_probe,
     probe_accuracy,
@@ -27,6 +28,7 @@ __all__ = [
     "cka",
     "degrees",
     "effective_rank",
+    "halves",
     "linear_cka",
     "linear_probe",
     "probe_accuracy",

@@ -18,14 +18,21 @@ Measure = Callable[[Moment], float | None]
 def linear_probe(ridge: float = 1e-2) -> Measure:
     """The accuracy of a linear classifier of the block's features (Alain & Bengio 2016).
 
-    It is solved by least squares on the even samples of the batch, and tested on the odd ones.
+    It is solved by least squares on one half of the batch, and tested on the other.
     """
 
     def linear_probe(moment: Moment) -> float:
         x, y = moment.features, moment.y
-        return probe_accuracy(x[::2], y[::2], x[1::2], y[1::2], ridge)
+        one, other = halves(len(y))
+        return probe_accuracy(x[one], y[one], x[other], y[other], ridge)
 
     return linear_probe
+
+
+def halves(samples: int) -> tuple[Tensor, Tensor]:
+    """The indices of both halves of a batch, always shuffled in the same way."""
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    return order[: samples // 2], order[samples // 2 :]
 
 
 def probe_accuracy(
