@@ -165,6 +165,10 @@ EXPERIMENTS = {
         "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
         gpu=False, of_paper=False,
     ),
+    "probes": Experiment(
+        "what the blocks of an MLP represent: probes, rank, similarity, angles", ("probes",),
+        ("probes",), 2, ("mnist",), gpu=False, of_paper=False,
+    ),
     "equal": Experiment(
         "the same comparison at equal passes, reads and seconds, and at searched rates",
         ("equal",), ("equal",), 40, ("mnist", "cifar10"), gpu=False, of_paper=False,
