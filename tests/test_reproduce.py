@@ -30,6 +30,9 @@ PROGRAMS = [  # the same program under another name is not run twice
     "models",
     "targets",
     "number_scale",
+    "probes",
+    "equal",
+    "distributions --only leaky",
     "pixels",
     "streams",
     "calibration --only vgg11 cifar10-cnn mnist-mlp eeg",
@@ -41,7 +44,7 @@ ELSEWHERE = ["table1", "sets", "filters", "scaling", "alignment", "energy", "cli
 PAPER = [
     *("table1", "mlp", "cnn", "imagenette", "rnn", "rnn-stacked", "rnn-bidirectional", "rnn-data"),
     *("filter-sampling", "cifar-scaling", "adaptor-search", "adaptor-combinations"),
-    *("alignment", "energy"),
+    *("alignment", "energy", "distributions"),
 ]
 
 
