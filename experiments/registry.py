@@ -169,6 +169,10 @@ EXPERIMENTS = {
         "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
         gpu=False, of_paper=False,
     ),
+    "cost": Experiment(
+        "every rule on an MLP and a CNN: accuracy, time, memory", ("cost",), ("cost",), 15,
+        ("mnist", "cifar10"), gpu=False, of_paper=False,
+    ),
     "probes": Experiment(
         "what the blocks of an MLP represent: probes, rank, similarity, angles", ("probes",),
         ("probes",), 2, ("mnist",), gpu=False, of_paper=False,

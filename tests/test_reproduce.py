@@ -31,6 +31,7 @@ PROGRAMS = [  # the same program under another name is not run twice
     "targets",
     "number_scale",
     "probes",
+    "cost",
     "equal",
     "distributions --only leaky",
     "pixels",
