@@ -14,7 +14,7 @@ PY := .venv/bin/python
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 FLEET := .venv-fleet/.installed
-PLUGINS := $(foreach name,adapt export family parallel peers sklearn streams,-e plugins/$(name))
+PLUGINS := $(foreach name,adapt export family parallel peers probes sklearn streams,-e plugins/$(name))
 
 # For `make units`: tests of what computes, and settings that lower the vector units torch uses.
 CORE := tests/nets tests/maths tests/zoo tests/test_matrix.py tests/test_objectives.py \

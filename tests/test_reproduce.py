@@ -31,6 +31,10 @@ PROGRAMS = [  # the same program under another name is not run twice
     "models",
     "targets",
     "number_scale",
+    "probes",
+    "cost",
+    "equal",
+    "distributions --only leaky",
     "pixels",
     "streams",
     "one_pass",
@@ -43,7 +47,7 @@ ELSEWHERE = ["table1", "sets", "filters", "scaling", "alignment", "energy", "cli
 PAPER = [
     *("table1", "mlp", "cnn", "imagenette", "rnn", "rnn-stacked", "rnn-bidirectional", "rnn-data"),
     *("filter-sampling", "cifar-scaling", "adaptor-search", "adaptor-combinations"),
-    *("alignment", "energy"),
+    *("alignment", "energy", "distributions"),
 ]
 
 

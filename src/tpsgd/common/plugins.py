@@ -21,8 +21,9 @@ FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
         "adapt": "adapt", "data_parallel": "parallel", "export": "export", "family": "family",
         "fleet": "fleet", "lda": "streams", "OnePass": "streams", "peers": "peers",
-        "pipeline": "parallel", "Rehearsal": "streams", "RiverClassifier": "streams",
-        "Stream": "streams", "TPSGDClassifier": "sklearn", "TPSGDRegressor": "sklearn",
+        "pipeline": "parallel", "probes": "probes", "Rehearsal": "streams",
+        "RiverClassifier": "streams", "Stream": "streams", "TPSGDClassifier": "sklearn",
+        "TPSGDRegressor": "sklearn",
     },
     COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},
     ARMS: {"dladmm": "peers", "zorb": "peers"},
