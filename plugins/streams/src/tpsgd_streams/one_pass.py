@@ -34,6 +34,7 @@ class OnePass(OneSample):
         solver: `tpsgd.ridge()`, whose penalty a fifth of the samples chooses, which is held out
             and learned from afterwards; `tpsgd.ridge(alpha)`; `tpsgd.rls(gamma)`, solved after
             every sample; or `tpsgd.lda()`, streaming linear discriminant analysis.
+        direct: the head sees the inputs of the random features, too.
         encoder: a frozen encoder in front: an `nn.Module`, `tpsgd.adapt.backbone(...)`, or any
             function of a batch. Maps and tokens are averaged.
         classes: their names, if the order of the outputs matters. Others are added as they come.
@@ -64,6 +65,7 @@ class OnePass(OneSample):
         features: int = 1000,
         *,
         solver: Solver | None = None,
+        direct: bool = False,
         encoder: Callable[[Any], Any] | None = None,
         classes: Sequence[Hashable] = (),
         forgetting: float = 1.0,
@@ -77,7 +79,7 @@ class OnePass(OneSample):
             )
         _check_forgetting(self.solver, forgetting, bound)
         self.forgetting, self.bound = forgetting, bound
-        self._features = RandomFeatures(features, seed, encoder)
+        self._features = RandomFeatures(features, seed, encoder, direct)
         self._classes = Classes(classes, len(classes))
         self._head: SolvedHead | None = None  # before the first sample
         self._solution: tuple[Tensor, Tensor] | None = None
@@ -185,15 +187,7 @@ class OnePass(OneSample):
 
         `tpsgd.export`, `tpsgd.evaluate` and `tpsgd.fit` take them.
         """
-        weight, bias = self._solved()
-        layer, head = self._features.layer, nn.Linear(len(weight), len(bias))
-        assert layer is not None
-        with torch.no_grad():
-            head.weight.copy_(weight.mT)
-            head.bias.copy_(bias)
-        if not self._features.width:
-            return nn.Sequential(nn.Flatten(), head)
-        return nn.Sequential(nn.Flatten(), deepcopy(layer).float(), nn.ReLU(), head)
+        return self._features.plain(*self._solved())
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain values and tensors; the encoder is not part of it."""
@@ -211,9 +205,9 @@ class OnePass(OneSample):
         if state["identity"] != now:
             raise TpsgdError(f"the state is of {state['identity']}, this model has {now}")
         loaded = OnePass(
-            self._features.width, solver=self.solver, encoder=self._features.encoder,
-            classes=state["classes"], forgetting=self.forgetting, bound=self.bound,
-            seed=self._features.seed,
+            self._features.width, direct=self._features.direct, solver=self.solver,
+            encoder=self._features.encoder, classes=state["classes"],
+            forgetting=self.forgetting, bound=self.bound, seed=self._features.seed,
         )  # fmt: skip
         try:
             loaded.samples = check_count("samples", state["samples"])
@@ -259,8 +253,8 @@ class OnePass(OneSample):
         shape = self._features.shape
         return {
             "solver": repr(self.solver), "features": self._features.width,
-            "seed": self._features.seed, "shape": None if shape is None else list(shape),
-            "forgetting": self.forgetting, "bound": self.bound,
+            "direct": self._features.direct, "seed": self._features.seed,
+            "shape": None if shape is None else list(shape), "forgetting": self.forgetting, "bound": self.bound,
         }  # fmt: skip
 
     def _check_same(self, other: dict[str, Any]) -> None:
