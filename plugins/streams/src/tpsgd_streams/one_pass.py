@@ -254,7 +254,8 @@ class OnePass(OneSample):
         return {
             "solver": repr(self.solver), "features": self._features.width,
             "direct": self._features.direct, "seed": self._features.seed,
-            "shape": None if shape is None else list(shape), "forgetting": self.forgetting, "bound": self.bound,
+            "shape": None if shape is None else list(shape),
+            "forgetting": self.forgetting, "bound": self.bound,
         }  # fmt: skip
 
     def _check_same(self, other: dict[str, Any]) -> None:
