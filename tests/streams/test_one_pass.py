@@ -193,6 +193,7 @@ REFUSED = {
     "different features cannot be merged": lambda: learned().merge(learned(width=30)),
     "different seed cannot be merged": lambda: OnePass(40, seed=1).merge(learned()),
     "different shape": lambda: learned().merge(learned(X.reshape(-1, 8, 8))),
+    "different inputs": lambda: learned().merge(learned(encoder=lambda x: x[:, 0, :4])),
     "no sums that can be merged": lambda: learned(solver=rls()).merge(learned(solver=rls())),
     "no state of a OnePass": lambda: OnePass().load_state_dict({}),
     "the state is of": lambda: OnePass(30).load_state_dict(learned().state_dict()),

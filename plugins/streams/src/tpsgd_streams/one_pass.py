@@ -170,7 +170,7 @@ class OnePass(OneSample):
         new = [name for name in other.classes if name not in self._classes.names]
         checked = [self._classes.check_new(name) for name in new]
         if self._head is None:
-            self._check_same(other._identity() | {"shape": self._identity()["shape"]})
+            self._check_same(other._identity() | self._form())
             self._features.start(other._features.shape or (), other._inputs)
             self._head = self._new_head()
         for name in checked:
@@ -192,18 +192,19 @@ class OnePass(OneSample):
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain values and tensors; the encoder is not part of it."""
         state = None if self._head is None else self._head.state()
-        form = {"inputs": self._inputs, "samples": self.samples, "classes": list(self.classes)}
-        return deepcopy({"identity": self._identity(), **form, "head": state})
+        labels = {"samples": self.samples, "classes": list(self.classes)}
+        return deepcopy({"identity": self._identity(), **labels, "head": state})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another model with the same settings was."""
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a OnePass: pass what state_dict() returned")
         now = self._identity()
+        was = state["identity"]
         if self._head is None:
-            now |= {"shape": state["identity"].get("shape")}
-        if state["identity"] != now:
-            raise TpsgdError(f"the state is of {state['identity']}, this model has {now}")
+            now |= {name: was[name] for name in self._form() if name in was}
+        if was != now:
+            raise TpsgdError(f"the state is of {was}, this model has {now}")
         loaded = OnePass(
             self._features.width, direct=self._features.direct, solver=self.solver,
             encoder=self._features.encoder, classes=state["classes"],
@@ -212,8 +213,8 @@ class OnePass(OneSample):
         try:
             loaded.samples = check_count("samples", state["samples"])
             if state["head"] is not None:
-                shape = tuple(state["identity"]["shape"])
-                loaded._features.start(shape, check_count("inputs", state["inputs"], least=1))
+                inputs = check_count("inputs", was["inputs"], least=1)
+                loaded._features.start(tuple(was["shape"]), inputs)
                 loaded._head = loaded._new_head()
                 loaded._head.restore(deepcopy(state["head"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -250,13 +251,16 @@ class OnePass(OneSample):
 
     def _identity(self) -> dict[str, Any]:
         """What two models must have in common to go on from each other."""
-        shape = self._features.shape
         return {
             "solver": repr(self.solver), "features": self._features.width,
             "direct": self._features.direct, "seed": self._features.seed,
-            "shape": None if shape is None else list(shape),
-            "forgetting": self.forgetting, "bound": self.bound,
+            "forgetting": self.forgetting, "bound": self.bound, **self._form(),
         }  # fmt: skip
+
+    def _form(self) -> dict[str, Any]:
+        """What the first sample settles: its shape, and how many numbers the encoder gives."""
+        shape = self._features.shape
+        return {"shape": None if shape is None else list(shape), "inputs": self._inputs}
 
     def _check_same(self, other: dict[str, Any]) -> None:
         own = self._identity()
