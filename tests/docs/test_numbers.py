@@ -316,9 +316,15 @@ def test_words_about_one_pass_are_true():
         assert mean(heads[name]["in turn"]) > mean(joint) - 0.005
         assert mean(heads[name]["first class"]) > mean(joint["first class"]) - 0.005
         assert heads[name]["largest difference"] < 1e-6
-    for width, best in ((128, True), (1000, False)):
+    for width in (64, 128, 256, 1000):
         lda, ridge = (mean(heads[f"{solver} {width}"]["in turn"]) for solver in ("lda", "ridge"))
-        assert (lda > ridge) == best and ridge > 0.96
+        assert (lda > ridge) == (width < 1000) and (ridge > 0.96 or width == 64)
+    heads, probes = (look_up(f"one_pass/photos/{each}") for each in ("heads", "controls"))
+    for probe in (f"joint linear probe, {word}" for word in ("trained", "ridge")):
+        for name in ("ridge 0", "ridge, direct 500"):
+            assert mean(heads[name]["in turn"]) > mean(probes[probe]) - 0.002
+            assert mean(heads[name]["first class"]) > mean(probes[probe]["first class"]) - 0.005
+        assert mean(heads["ridge 500"]["in turn"]) < mean(probes[probe]) - 0.005
     rows = look_up("one_pass/forgetting")
     for width in (64, 128):
         alone, new = ({arm: mean(rows[f"{arm} {width}"][word]) for arm in (

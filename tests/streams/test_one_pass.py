@@ -146,9 +146,15 @@ def test_an_encoder_is_averaged_over_its_maps():
     close(learned(images, solver=ridge(0.01), encoder=backbone).outputs(images), expected)
 
 
-@pytest.mark.parametrize("width", [0, 40])
-def test_its_layers_are_a_plain_model(width):
-    model = learned(width=width, solver=ridge(0.01))
+def test_direct_links_are_the_inputs_beside_the_random_features():
+    h = torch.cat([X.flatten(1).double(), features()], 1)
+    expected = ridge_outputs(h, one_hot(), 0.01 * len(h), h)
+    close(by_class(learned(solver=ridge(0.01), direct=True, size=100)), expected)
+
+
+@pytest.mark.parametrize("width, direct", [(0, False), (40, False), (40, True)])
+def test_its_layers_are_a_plain_model(width, direct):
+    model = learned(width=width, direct=direct, solver=ridge(0.01))
     layers = model.layers()
     close(layers(X.float()).double(), model.outputs(X), 1e-4)
     labels = torch.tensor([model.classes.index(label) for label in Y.tolist()])
@@ -187,6 +193,7 @@ REFUSED = {
     "different features cannot be merged": lambda: learned().merge(learned(width=30)),
     "different seed cannot be merged": lambda: OnePass(40, seed=1).merge(learned()),
     "different shape": lambda: learned().merge(learned(X.reshape(-1, 8, 8))),
+    "different inputs": lambda: learned().merge(learned(encoder=lambda x: x[:, 0, :4])),
     "no sums that can be merged": lambda: learned(solver=rls()).merge(learned(solver=rls())),
     "no state of a OnePass": lambda: OnePass().load_state_dict({}),
     "the state is of": lambda: OnePass(30).load_state_dict(learned().state_dict()),

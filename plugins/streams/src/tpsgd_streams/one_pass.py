@@ -34,6 +34,7 @@ class OnePass(OneSample):
         solver: `tpsgd.ridge()`, whose penalty a fifth of the samples chooses, which is held out
             and learned from afterwards; `tpsgd.ridge(alpha)`; `tpsgd.rls(gamma)`, solved after
             every sample; or `tpsgd.lda()`, streaming linear discriminant analysis.
+        direct: the head sees the inputs of the random features, too.
         encoder: a frozen encoder in front: an `nn.Module`, `tpsgd.adapt.backbone(...)`, or any
             function of a batch. Maps and tokens are averaged.
         classes: their names, if the order of the outputs matters. Others are added as they come.
@@ -64,6 +65,7 @@ class OnePass(OneSample):
         features: int = 1000,
         *,
         solver: Solver | None = None,
+        direct: bool = False,
         encoder: Callable[[Any], Any] | None = None,
         classes: Sequence[Hashable] = (),
         forgetting: float = 1.0,
@@ -77,7 +79,7 @@ class OnePass(OneSample):
             )
         _check_forgetting(self.solver, forgetting, bound)
         self.forgetting, self.bound = forgetting, bound
-        self._features = RandomFeatures(features, seed, encoder)
+        self._features = RandomFeatures(features, seed, encoder, direct)
         self._classes = Classes(classes, len(classes))
         self._head: SolvedHead | None = None  # before the first sample
         self._solution: tuple[Tensor, Tensor] | None = None
@@ -168,7 +170,7 @@ class OnePass(OneSample):
         new = [name for name in other.classes if name not in self._classes.names]
         checked = [self._classes.check_new(name) for name in new]
         if self._head is None:
-            self._check_same(other._identity() | {"shape": self._identity()["shape"]})
+            self._check_same(other._identity() | self._form())
             self._features.start(other._features.shape or (), other._inputs)
             self._head = self._new_head()
         for name in checked:
@@ -185,41 +187,34 @@ class OnePass(OneSample):
 
         `tpsgd.export`, `tpsgd.evaluate` and `tpsgd.fit` take them.
         """
-        weight, bias = self._solved()
-        layer, head = self._features.layer, nn.Linear(len(weight), len(bias))
-        assert layer is not None
-        with torch.no_grad():
-            head.weight.copy_(weight.mT)
-            head.bias.copy_(bias)
-        if not self._features.width:
-            return nn.Sequential(nn.Flatten(), head)
-        return nn.Sequential(nn.Flatten(), deepcopy(layer).float(), nn.ReLU(), head)
+        return self._features.plain(*self._solved())
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain values and tensors; the encoder is not part of it."""
         state = None if self._head is None else self._head.state()
-        form = {"inputs": self._inputs, "samples": self.samples, "classes": list(self.classes)}
-        return deepcopy({"identity": self._identity(), **form, "head": state})
+        labels = {"samples": self.samples, "classes": list(self.classes)}
+        return deepcopy({"identity": self._identity(), **labels, "head": state})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another model with the same settings was."""
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a OnePass: pass what state_dict() returned")
         now = self._identity()
+        was = state["identity"]
         if self._head is None:
-            now |= {"shape": state["identity"].get("shape")}
-        if state["identity"] != now:
-            raise TpsgdError(f"the state is of {state['identity']}, this model has {now}")
+            now |= {name: was[name] for name in self._form() if name in was}
+        if was != now:
+            raise TpsgdError(f"the state is of {was}, this model has {now}")
         loaded = OnePass(
-            self._features.width, solver=self.solver, encoder=self._features.encoder,
-            classes=state["classes"], forgetting=self.forgetting, bound=self.bound,
-            seed=self._features.seed,
+            self._features.width, direct=self._features.direct, solver=self.solver,
+            encoder=self._features.encoder, classes=state["classes"],
+            forgetting=self.forgetting, bound=self.bound, seed=self._features.seed,
         )  # fmt: skip
         try:
             loaded.samples = check_count("samples", state["samples"])
             if state["head"] is not None:
-                shape = tuple(state["identity"]["shape"])
-                loaded._features.start(shape, check_count("inputs", state["inputs"], least=1))
+                inputs = check_count("inputs", was["inputs"], least=1)
+                loaded._features.start(tuple(was["shape"]), inputs)
                 loaded._head = loaded._new_head()
                 loaded._head.restore(deepcopy(state["head"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -256,12 +251,16 @@ class OnePass(OneSample):
 
     def _identity(self) -> dict[str, Any]:
         """What two models must have in common to go on from each other."""
-        shape = self._features.shape
         return {
             "solver": repr(self.solver), "features": self._features.width,
-            "seed": self._features.seed, "shape": None if shape is None else list(shape),
-            "forgetting": self.forgetting, "bound": self.bound,
+            "direct": self._features.direct, "seed": self._features.seed,
+            "forgetting": self.forgetting, "bound": self.bound, **self._form(),
         }  # fmt: skip
+
+    def _form(self) -> dict[str, Any]:
+        """What the first sample settles: its shape, and how many numbers the encoder gives."""
+        shape = self._features.shape
+        return {"shape": None if shape is None else list(shape), "inputs": self._inputs}
 
     def _check_same(self, other: dict[str, Any]) -> None:
         own = self._identity()

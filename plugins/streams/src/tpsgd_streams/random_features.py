@@ -3,9 +3,10 @@
     h = relu(W f),   W[i, j] = +1 or -1, over the square root of the inputs
 
 f is the sample itself or what a frozen encoder makes of it, averaged over space or tokens. Random
-features in front of least squares are an extreme learning machine (Huang, Zhu & Siew 2006); on the
-features of a pretrained encoder they are RanPAC (McDonnell et al., NeurIPS 2023). Row i of W is a
-pure function of the seed and i, by the library's hash, so every device can compute it again.
+features in front of least squares are an extreme learning machine (Huang, Zhu & Siew 2006); with
+direct links, f stands beside h (random vector functional-link nets, Pao, Park & Sobajic 1994); on
+the features of a pretrained encoder they are RanPAC (McDonnell et al., NeurIPS 2023). Row i of W is
+a pure function of the seed and i, by the library's hash, so every device can compute it again.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,22 +46,26 @@ class RandomFeatures:
         width: how many random features; 0 leaves them out.
         seed: of the random layer.
         encoder: a frozen encoder, or None.
+        direct: whether a row has the inputs of the random layer, too.
     """
 
-    def __init__(self, width: int, seed: int, encoder: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, width: int, seed: int, encoder: Callable[[Any], Any] | None, direct: bool = False
+    ) -> None:
         if not isinstance(width, int) or width < 0:
             raise TpsgdError(f"features must be a whole number, 0 or more, got {width!r}")
         if encoder is not None and not callable(encoder):
             kind = type(encoder).__name__
             raise TpsgdError(f"encoder must be a module or a function of samples, got {kind}")
         self.width, self.seed, self.encoder = width, seed, encoder
+        self.direct = direct or not width
         self.shape: tuple[int, ...] | None = None  # of the first sample
         self.layer: nn.Linear | None = None
 
     @property
     def columns(self) -> int:
         """How many features a row has, once there was a sample."""
-        return 0 if self.layer is None else self.width or self.layer.in_features
+        return 0 if self.layer is None else self.width + self.direct * self.layer.in_features
 
     def start(self, shape: tuple[int, ...], inputs: int) -> None:
         """Settle the form of samples."""
@@ -85,7 +90,27 @@ class RandomFeatures:
             if self.layer is None:
                 self.start(tuple(x.shape[1:]), f.shape[1])
             assert self.layer is not None
-            yield few, self.layer(f).relu_() if self.width else f
+            h = self.layer(f).relu_() if self.width else f[:, :0]
+            yield few, torch.cat([f, h], 1) if self.direct else h
+
+    def plain(self, weight: Tensor, bias: Tensor) -> nn.Sequential:
+        """The random layer and a head, with weights (features, classes), as layers in float32.
+
+        Direct links are units of their own, f = relu(f) - relu(-f).
+        """
+        assert self.layer is not None
+        d, units = self.layer.in_features, [self.layer.weight] if self.width else []
+        rows = [weight[d * self.direct :]]
+        if self.direct:
+            units = [torch.eye(d), -torch.eye(d), *units]
+            rows = [weight[:d], -weight[:d], *rows]
+        hidden = nn.Linear(d, sum(map(len, units)), bias=False)
+        head = nn.Linear(hidden.out_features, len(bias))
+        with torch.no_grad():
+            hidden.weight.copy_(torch.cat(units))
+            head.weight.copy_(torch.cat(rows).mT)
+            head.bias.copy_(bias)
+        return nn.Sequential(nn.Flatten(), hidden.requires_grad_(False), nn.ReLU(), head)
 
     def encoded(self, x: Tensor) -> Tensor:
         """What the encoder makes of samples, or the samples themselves, as rows."""
