@@ -164,7 +164,8 @@ def right(net: str, arm: str, seed: int, sets: tuple[Samples, Samples]) -> Any:
         subprocess.run(["gcc", *FLAGS, f"-I{folder}", *files, "-o", program], check=True)
         words = [program, str(folder / "samples"), str(seed), *map(str, RATES)]
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return np.array([[int(n) for n in line.split()] for line in said.splitlines()]) / len(sets[1][1])
+    counts = np.array([[int(n) for n in line.split()] for line in said.splitlines()])
+    return counts / len(sets[1][1])
 
 
 def learned(net: str, arm: str) -> Row:

@@ -35,10 +35,10 @@ def test_the_first_logits_are_not_larger_than_one(factor, learned):
     x = factor * torch.randn(64, 12, generator=torch.Generator().manual_seed(1))
     first, *_ = plain(rules.readout(learned), x)
     features = net(12, 32, 4)[:2](x)
-    size = float(features.square().mean().sqrt())
-    deviation = scale_of(first) * size  # of f P' scale / sqrt(d), where P has deviation 1
+    size, scale = float(features.detach().square().mean().sqrt()), scale_of(first) or 0.0
+    deviation = scale * size  # of f P' scale / sqrt(d), where P has deviation 1
     assert deviation == pytest.approx(min(1.0, SCALE * size))
-    assert (scale_of(first) < SCALE) == (size > 1 / SCALE)
+    assert (scale < SCALE) == (size > 1 / SCALE)
 
 
 def test_without_samples_the_scale_is_a_constant():

@@ -1,9 +1,9 @@
 """The scale of readouts that learn by plain SGD, one sample at a time.
 
 A calibrated readout is made for Adam: its logits are so large that the loss of a sample is steep,
-and steps of plain SGD that suit it are too small for the other blocks. Here the scale is a constant,
-4, and less where features are large: the logits that a net begins with have a deviation of 1 at
-most. Chosen on held-out samples of digits, an IMU and EEG: `benchmarks/edge_passes.py`.
+and steps of plain SGD that suit it are too small for the other blocks. Here the scale is 4, and
+less where features are large: the logits that a net begins with have a deviation of 1 at most.
+Chosen on held-out samples of digits, an IMU and EEG: `benchmarks/edge_passes.py`.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ def with_plain_scales(rule: Rule | Sequence[Rule], recipe: StepRecipe) -> Any:
     rules = [rule] * len(recipe.blocks) if isinstance(rule, Rule) else list(rule)
     if recipe.optimizer == "adam" or recipe.targets or not any(map(has_default_scale, rules)):
         return rule
+    scales = [SCALE * min(1.0, LARGEST / _size(block)) for block in recipe.blocks]
     return [
-        with_scale(r, SCALE * min(1.0, LARGEST / _size(block)), False) if has_default_scale(r) else r
-        for r, block in zip(rules, recipe.blocks, strict=True)
+        with_scale(r, scale, False) if has_default_scale(r) else r
+        for r, scale in zip(rules, scales, strict=True)
     ]
 
 
