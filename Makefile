@@ -14,7 +14,7 @@ PY := .venv/bin/python
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 FLEET := .venv-fleet/.installed
-PLUGINS := $(foreach name,adapt export parallel peers sklearn,-e plugins/$(name))
+PLUGINS := $(foreach name,adapt export family parallel peers probes sklearn streams,-e plugins/$(name))
 
 # For `make units`: tests of what computes, and settings that lower the vector units torch uses.
 CORE := tests/nets tests/maths tests/zoo tests/test_matrix.py tests/test_objectives.py \
@@ -103,10 +103,10 @@ $(DEV): pyproject.toml plugins/*/pyproject.toml constraints.txt | $(PY)
 	@touch $(RUN) $@
 
 # Flower needs older versions of typer, rich and protobuf than the other tools.
-$(FLEET): pyproject.toml plugins/fleet/pyproject.toml constraints-fleet.txt
+$(FLEET): pyproject.toml plugins/fleet/pyproject.toml plugins/streams/pyproject.toml constraints-fleet.txt
 	$(CHECK_PYTHON)
 	@echo "Installing tpsgd and Flower into .venv-fleet: a few minutes, 1.7 GB ..."
 	@"$(PYTHON)" -m venv .venv-fleet
 	@.venv-fleet/bin/python -m pip install -qq --disable-pip-version-check -c constraints-fleet.txt \
-	  -e . -e plugins/adapt -e plugins/fleet hypothesis pytest
+	  -e . -e plugins/adapt -e plugins/streams -e plugins/fleet hypothesis pytest
 	@touch $@

@@ -377,6 +377,66 @@ def dash(cut: str) -> str:
     return "--" if "blocks" in cut else "-"
 
 
+# ---- probes --------------------------------------------------------------------------------------
+
+PROBED = {
+    "backprop": ("#000000", "s"),
+    "readout-learned": (PINK, "o"),
+    "tpsgd-l2": (BLUE, "^"),
+    "dfa": ("#E69F00", "v"),
+    "frozen": (GREY, "D"),
+}
+PROBE_PANELS = {  # key, and a factor for per cent
+    "linear probe of the block, %": ("probe", 100),
+    "effective rank": ("rank", 1),
+    "CKA with a restart of backprop": ("cka", 1),
+}
+
+
+def probe_values(record: Record) -> Record:
+    """By arm: each measure by block, and the angle of the hidden blocks by epoch, as means.
+
+    Backprop is compared with another restart of backprop: its first one is the reference.
+    """
+    values: Record = {}
+    for arm in PROBED:
+        each = record["rows"][arm]["each"]
+        row: Record = {}
+        for key, factor in PROBE_PANELS.values():
+            runs = each[1:] if key == "cka" else each
+            row[key] = [
+                round(factor * fmean(v), 3) for v in zip(*(r[key] for r in runs), strict=True)
+            ]
+        hidden = [run["angles"][:-1] for run in each]
+        if arm != "frozen" and all(hidden):
+            epochs = zip(*(block for run in hidden for block in run), strict=True)
+            row["angle"] = [round(fmean(epoch), 2) for epoch in epochs]
+        values[arm] = row
+    return values
+
+
+def draw_probes(values: Any, record: Record) -> Figure:
+    """Three measures by block at the end of training, and the angle by epoch."""
+    figure, panels = plt.subplots(1, 4, figsize=(12, 3.9), layout="constrained")
+    for arm, row in values.items():
+        colour, mark = PROBED[arm]
+        look = {"color": colour, "marker": mark, "ms": 7, "lw": 1.5, "mec": "white", "label": arm}
+        for axes, (key, _) in zip(panels, PROBE_PANELS.values(), strict=False):
+            axes.plot(range(1, len(row[key]) + 1), row[key], **look)
+        if "angle" in row:
+            panels[3].plot(range(1, len(row["angle"]) + 1), row["angle"], **look)
+    panels[3].axhline(90, color=QUIET, lw=1, ls=":")
+    titles = [*PROBE_PANELS, "angle to backprop's gradient, degrees"]
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
+        axes.set_xlabel("epoch" if axes is panels[3] else "block", fontsize=10, color=INK)
+        axes.set_xticks(range(1, 6))
+        plain(axes)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False, fontsize=10.5)
+    return figure
+
+
 # ---- streams -------------------------------------------------------------------------------------
 
 STREAMS = {
@@ -759,4 +819,5 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "cifar-scaling": ("scaling", scaling_values, draw_scaling),
     "many": ("many", many_values, draw_many),
     "deep-memory": ("deep_memory", depth_values, draw_depth),
+    "probes": ("probes", probe_values, draw_probes),
 }

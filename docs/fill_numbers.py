@@ -243,7 +243,18 @@ def verdicts(mark: str) -> str:
     return block()
 
 
-BLOCKS = {"run": run, "verdicts": verdicts}  # blocks that are no tables of tables.toml
+def amounts(mark: str) -> str:
+    """What docs/amounts.py says about claims under equal passes, reads, seconds."""
+    from amounts import block  # beside this file
+
+    return block()
+
+
+BLOCKS = {
+    "run": run,
+    "verdicts": verdicts,
+    "amounts": amounts,
+}  # blocks that are no tables of tables.toml
 
 
 # ---- pages ---------------------------------------------------------------------------------------

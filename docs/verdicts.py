@@ -4,10 +4,14 @@ docs/fill_numbers.py writes the block. A claim is a list of comparisons, `[left,
 side is a path, as in fill_numbers.py, or a number. Accuracies are compared in points.
 
 - `>` and `<`: left is higher, or lower; where both sides have a spread, Welch's test must agree.
-- `= m`: left is the figure of right: no further than m from it, or not significantly so. It
-  exceeds the figure where it is significantly higher, by more than m.
-- `>~ m`: left is at most m below right. It exceeds the claim where it is significantly higher.
 - `~ m`: the two are no further than m from each other.
+- `= m`: the same, of a figure that is to be reproduced. It is exceeded by more than m above it.
+- `>~ m`: left is at most m below right. It exceeds the claim where it is significantly higher.
+
+Where both sides have a spread, a margin is met if the 90 % interval of the difference is within it
+(two one-sided tests), and missed if the interval is outside; between the two it is undecided.
+Without a spread the difference decides. Rows whose samples were prepared in different ways are not
+comparable, and hold nothing.
 
 A claim holds where all comparisons that were run hold, or as many as `need` says. It is exceeded
 where all of them exceed it, and not run where none has its numbers.
@@ -25,6 +29,7 @@ from fill_numbers import look_up, unbroken, written
 from scipy.stats import ttest_ind_from_stats
 
 from tpsgd.common.units import size
+from tpsgd.comparison.student import quantile
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 LEVEL = 0.05  # of significance
@@ -32,10 +37,13 @@ PAPER_RESTARTS = 25
 SHARES = ("zeros", "accuracy")  # keys of a number from 0 to 1
 UNITS = {"seconds": "s", "seconds_each": "s"}
 EXCEEDS, HOLDS, FAILS = "exceeds", "holds", "fails"
+UNDECIDED, APART = "undecided", "not comparable"
+PREPARED = ("data", "note", "augment", "train", "size")  # keys about the samples of a row
 WORDS = {  # of a claim of the paper, and of one of ours
     EXCEEDS: ("exceeded", "holds"),
     HOLDS: ("reproduced", "holds"),
     FAILS: ("not reproduced", "does not hold"),
+    UNDECIDED: ("undecided", "undecided"),
     None: ("not run", "not run"),
 }
 
@@ -55,7 +63,8 @@ class Value:
         digits = 2 if self.unit in ("%", "") and abs(self.mean) > 0.1 else 3
         text = f"{self.mean:.{digits}f}" if abs(self.mean) >= 1e-3 else f"{self.mean:.1e}"
         text += f" ± {self.std:.{digits}f}" if self.n > 1 else ""
-        return unbroken(f"{text} {self.unit}".strip())
+        text = f"{text} {self.unit}".strip()
+        return unbroken(f"{text} (n = {self.n})" if self.n > 1 else text)
 
 
 def read(side: str) -> Value | None:
@@ -65,7 +74,7 @@ def read(side: str) -> Value | None:
     except ValueError:
         pass
     try:
-        value, key = look_up(side), side.rpartition("/")[2]
+        value, key = measured(side), side.rpartition("/")[2]
     except (LookupError, OSError, ValueError, TypeError):
         return None
     if isinstance(value, str):
@@ -77,6 +86,47 @@ def read(side: str) -> Value | None:
     unit = "%" if is_share else "bytes" if key.endswith("bytes") else UNITS.get(key, "")
     many = [100 * v for v in many] if is_share else many
     return Value(fmean(many), stdev(many) if len(many) > 1 else 0.0, len(many), unit)
+
+
+def measured(side: str) -> Any:
+    """What the files have at a path; `total_bytes` is the peak with the inputs that were kept."""
+    row, _, key = side.rpartition("/")
+    if key != "total_bytes" or key in (found := look_up(row)):
+        return look_up(side)
+    kept = found.get("kept_bytes")
+    if kept is None and found["settings"]["order"] != "simultaneous" and "backprop" not in row:
+        raise KeyError("the file does not say which inputs were kept")
+    return found["peak_bytes"] + (kept or 0)
+
+
+def prepared(side: str) -> dict[str, Any]:
+    """What the file says on the way to a number about its samples; the paper says nothing."""
+    known: dict[str, Any] = {}
+    words = side.split("/")
+    for end in range(1, len(words) + 1) if words[0] != "paper" and len(words) > 1 else ():
+        try:
+            level = look_up("/".join(words[:end]))
+        except (LookupError, OSError, ValueError, TypeError):
+            continue
+        for values in (level, level.get("settings")) if isinstance(level, dict) else ():
+            if isinstance(values, dict):
+                known |= {key: values[key] for key in PREPARED if key in values}
+    return known
+
+
+def same_preparation(left: str, right: str) -> bool:
+    """Whether the samples of two numbers were prepared alike, as far as the files say.
+
+    The paper says little, and a plain number has no samples. Numbers of different tables must say
+    how their samples were prepared.
+    """
+    tables = [side.split("/")[:2] for side in (left, right)]
+    if any(len(table) < 2 or table[0] == "paper" for table in tables):
+        return True
+    a, b = prepared(left), prepared(right)
+    if not (a and b):
+        return tables[0] == tables[1]
+    return all(a.get(key) == b.get(key) for key in PREPARED)
 
 
 def printed(text: str) -> Value:
@@ -106,17 +156,31 @@ def outcome(left: Value, sign: str, right: Value) -> str:
     clear = gap != 0 and (p is None or p < LEVEL)
     if word in "><":
         return HOLDS if clear and (gap > 0) == (word == ">") else FAILS
-    if word == "~":
-        return HOLDS if abs(gap) <= margin else FAILS
-    if word == ">~":
-        if p is not None and clear and gap > 0:
-            return EXCEEDS
-        return HOLDS if gap >= -margin else FAILS
-    if word != "=":
+    if word not in ("~", "=", ">~"):
         raise ValueError(f"{sign!r} is no sign of a comparison")
-    if abs(gap) <= margin or not clear:
+    half = half_interval(left, right)
+    low, high = gap - half, gap + half
+    if word == ">~" and p is not None and clear and gap > 0:
+        return EXCEEDS
+    if low >= -margin and (word == ">~" or high <= margin):
         return HOLDS
-    return EXCEEDS if gap > 0 else FAILS
+    if high < -margin:
+        return FAILS
+    if low > margin and word != ">~":
+        return EXCEEDS if word == "=" else FAILS
+    return UNDECIDED
+
+
+def half_interval(a: Value, b: Value) -> float:
+    """Half of the 90 % interval of a difference, as in Welch's test; 0 where a side has no spread.
+
+    Both one-sided tests at a level of 5 % agree with it.
+    """
+    if a.n < 2 or b.n < 2 or a.std == b.std == 0:
+        return 0.0
+    u, v = a.std**2 / a.n, b.std**2 / b.n
+    freedom = (u + v) ** 2 / (u**2 / (a.n - 1) + v**2 / (b.n - 1))
+    return quantile(1 - 2 * LEVEL, freedom) * (u + v) ** 0.5
 
 
 def judge(outcomes: Sequence[str | None], need: int | None = None) -> str | None:
@@ -124,18 +188,24 @@ def judge(outcomes: Sequence[str | None], need: int | None = None) -> str | None
     ran = [each for each in outcomes if each is not None]
     if not ran:
         return None
-    holding = [each for each in ran if each != FAILS]
-    if len(holding) < (len(ran) if need is None else need):
-        return FAILS
+    need = len(ran) if need is None else need
+    holding = sum(each in (EXCEEDS, HOLDS) for each in ran)
+    if holding < need:
+        return UNDECIDED if holding + ran.count(UNDECIDED) >= need else FAILS
     return EXCEEDS if all(each == EXCEEDS for each in ran) else HOLDS
+
+
+def compared(left: str, sign: str, right: str) -> str | None:
+    """The outcome of a comparison of two paths; None where one of them was not run."""
+    a, b = read(left), read(right)
+    if a is None or b is None:
+        return None
+    return outcome(a, sign, b) if same_preparation(left, right) else APART
 
 
 def verdict(claim: dict[str, Any]) -> str:
     """The verdict on a claim, in words."""
-    outcomes = []
-    for left, sign, right, *_ in claim["compare"]:
-        a, b = read(left), read(right)
-        outcomes.append(None if a is None or b is None else outcome(a, sign, b))
+    outcomes = [compared(left, sign, right) for left, sign, right, *_ in claim["compare"]]
     word = WORDS[judge(outcomes, claim.get("need"))]["ours" in claim]
     ran = len(outcomes) - outcomes.count(None)
     return f"{word}, on {ran} of {len(outcomes)} rows" if 0 < ran < len(outcomes) else word
@@ -171,7 +241,8 @@ def section(claim: dict[str, Any]) -> str:
     parts = [f"### {claim['title']}", f"{who}: {claim.get('paper') or claim['ours']}"]
     need = f" {claim['need']} have to hold." if "need" in claim else ""
     result = verdict(claim)
-    parts += [f"**Verdict: {result}.**{need}", comparisons(claim["compare"])]
+    equal = f" Equal for both sides: {claim['equal']}." if "equal" in claim else ""
+    parts += [f"**Verdict: {result}.**{need}{equal}", comparisons(claim["compare"])]
     if result == WORDS[None][0]:
         return "\n\n".join([*parts, claim.get("absent", "")]).rstrip()
     for key, word in (("why", "Explanation"), ("control", "Control")):
@@ -190,7 +261,7 @@ def comparisons(rows: Sequence[Sequence[str]]) -> str:
         both = None if a is None or b is None else (a, b)
         p = welch(*both) if both else None
         chance = "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-        result = outcome(both[0], sign, both[1]) if both else "not run"
+        result = compared(left, sign, right) or "not run"
         named = f"{label[0]} – {a}" if label else cell(left, a)
         cells = [named, spoken(sign), cell(right, b), chance, result]
         lines.append(f"| {' | '.join(cells)} |")

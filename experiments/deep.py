@@ -14,10 +14,11 @@ chosen by it.
   cross-entropy head (`features=2048, standardise=True`).
 - `4 blocks, ...`: gradients flow inside each of four blocks of several layers and stop at its edge.
 - `small head` is `auxiliary` as it is by default; `auxiliary` here has nine tenths of similarity.
+- `4 blocks` are cut where memory is lowest, `4 stages` where a net halves its feature maps.
 
 Runs may go on side by side on one device, so their seconds say little: `--clock` trains each arm
-alone for a few epochs, and writes down the seconds of an epoch and the peak memory. A second call
-adds the restarts that are missing.
+alone for a few epochs on some of the images, and writes down the seconds of an epoch of them all
+and the peak memory. A second call adds the restarts that are missing.
 """
 
 import math
@@ -56,8 +57,9 @@ from tpsgd.zoo.resnet import resnet
 from tpsgd.zoo.vit import vit
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-CLOCK_EPOCHS = 3
+CLOCK_EPOCHS, CLOCK_IMAGES = 3, 12_800
 SIMILAR = rules.predsim(share=0.9, convolve=False)
+STAGES = "stages"
 ARMS: dict[str, Row | None] = {
     "backprop": None,
     "predsim": {"rule": rules.predsim()},
@@ -79,6 +81,9 @@ ARMS: dict[str, Row | None] = {
     "small head": {"rule": rules.auxiliary()},
     "4 blocks, small head": {"rule": rules.auxiliary(), "blocks": 4},
     "2 blocks, small head": {"rule": rules.auxiliary(), "blocks": 2},
+    "4 stages, small head": {"rule": rules.auxiliary(), "blocks": STAGES},
+    "4 stages, two layers": {"rule": rules.auxiliary(kernels=(1, 3)), "blocks": STAGES},
+    "wide head": {"rule": rules.auxiliary(channels=256)},
     "backprop-checkpointed": {"segments": 4},
     "backprop-micro": {"memory": tpsgd.Memory(micro_batch=32)},
     "frozen": {"rule": rules.frozen()},
@@ -86,9 +91,9 @@ ARMS: dict[str, Row | None] = {
 }
 OF_RECIPES = (
     *("backprop", "4 blocks, small head", "small head", "2 blocks, small head"),
-    *("4 blocks, auxiliary", "4 blocks, readout-learned", "backprop-checkpointed"),
-    *("backprop-micro", "frozen", "random"),
+    *("backprop-checkpointed", "backprop-micro", "frozen", "random"),
 )
+OF_STAGES = (*OF_RECIPES, "4 stages, small head", "wide head")
 
 SMOKE_ARMS = ("backprop", "readout", "4 blocks, auxiliary")
 
@@ -122,6 +127,7 @@ class Net:
     rates: tuple[float, ...] = RATES
     arms: tuple[str, ...] = tuple(ARMS)
     part: Part | None = None
+    stages: tuple[int, ...] = ()  # the numbers of layers in four blocks
 
     def fit(
         self,
@@ -138,7 +144,9 @@ class Net:
         model = self.model(shape).to(device)
         chosen: Row = {"lr": lr, "epochs": epochs, "seed": seed, "validation": validation}
         settings = self.recipe.settings(shape, device, **chosen)
-        own = ARMS[arm] or {}
+        own = dict(ARMS[arm] or {})
+        if own.get("blocks") == STAGES:
+            own["blocks"] = list(self.stages)
         train = tpsgd.fit if "rule" in own else tpsgd.fit_backprop
         return model, train(model, samples, **settings, **own)
 
@@ -162,13 +170,16 @@ NETS = {
     "vgg11": Net("imagenette", lambda shape: deep.vgg(11, shape, 10), deep, 2),
     "vgg8": Net("cifar10", lambda shape: deep.vgg(8, shape, 10), CIFAR, 2),
     "resnet18": Net("cifar10", resnet18, replace(CIFAR, epochs=15), 1),
-    "resnet18-sgd": Net("cifar10", resnet18, residual, 1, OF_SGD, OF_RECIPES),
+    "resnet18-sgd": Net(
+        "cifar10", resnet18, residual, 3, OF_SGD, (*OF_STAGES, "4 stages, two layers"), None,
+        (3, 2, 2, 3),
+    ),
     "resnet18-sgd-60": Net(
-        "cifar10", resnet18, replace(residual, epochs=60), 1, OF_SGD, OF_RECIPES
+        "cifar10", resnet18, replace(residual, epochs=60), 3, OF_SGD, OF_STAGES, None, (3, 2, 2, 3)
     ),
     "vgg8-sgd": Net(
         "cifar10", lambda shape: deep.vgg(8, shape, 10), replace(residual, epochs=40), 1, OF_SGD,
-        OF_RECIPES,
+        OF_STAGES, None, (2, 2, 2, 2),
     ),
     "vit": Net(
         "cifar10", lambda shape: vit(shape, 10), replace(recipes.vit, epochs=50), 2, OF_ADAMW,
@@ -217,10 +228,11 @@ def restart(net: Net, arm: str, train: Samples, test: Samples, seed: int, row: R
 
 def clock(net: Net, arm: str, train: Samples, row: Row) -> None:
     """The seconds of an epoch and the peak memory of an arm that has the device for itself."""
-    _, run = net.fit(arm, train, row.get("lr", 1e-3), CLOCK_EPOCHS, 0)
+    samples, all_images = (train[0][:CLOCK_IMAGES], train[1][:CLOCK_IMAGES]), len(train[1])
+    _, run = net.fit(arm, samples, row.get("lr", 1e-3), CLOCK_EPOCHS, 0)
     last = max((e.block for e in run.history), default=0)
     times = [e.seconds for e in run.history if e.block == last]
-    epochs = [b - a for a, b in pairwise(times)]
+    epochs = [(b - a) * all_images / len(samples[1]) for a, b in pairwise(times)]
     row |= {
         "epoch_seconds": median(epochs) if epochs else run.seconds,
         "peak_bytes": run.peak_bytes,
@@ -236,7 +248,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="nets for a CPU; deep_small.json")
     parser.add_argument("--arms", help="some of them, with ; between")
     parser.add_argument("--restarts", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin nothing that ends later"
+    )
     parser.add_argument("--max-train", type=int, help="fewer images, for a quick look")
     parser.add_argument("--clock", action="store_true", help="seconds and memory, no accuracy")
     parser.add_argument("--note", default="", help="how the images were made, for the record")
@@ -266,7 +280,8 @@ def main() -> None:
                 if options.again and seed == 0 and not options.clock:
                     table["arms"][arm] = {}
                 row = table["arms"].setdefault(arm, {"lr": net.rates[0]} if options.smoke else {})
-                late = time.perf_counter() - start > options.seconds
+                expected = row.get("took", 0.0)  # seconds of the restart before
+                late = time.perf_counter() - start + expected > options.seconds
                 if late or (not options.clock and row.get("restarts", 0) > seed):
                     continue
                 began = time.perf_counter()
@@ -274,7 +289,13 @@ def main() -> None:
                     clock(net, arm, train, row)
                 else:
                     row |= {} if "lr" in row else choose_rate(net, arm, train)
+                    search, began = time.perf_counter() - began, time.perf_counter()
+                    epochs = net.search_epochs * len(net.rates)
+                    if began - start + search / epochs * net.recipe.epochs > options.seconds:
+                        save()  # the rate
+                        continue
                     restart(net, arm, train, test, seed, row)
+                    row["took"] = time.perf_counter() - began
                 save()
                 shown = _shown(row) + f"  ({time.perf_counter() - began:.0f} s)"
                 print(f"{name} {arm:34} {shown}", flush=True)

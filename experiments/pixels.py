@@ -105,6 +105,7 @@ def main() -> None:
         print(f"memory: {record['memory']}", flush=True)
     for name, bench in with_data(options.sets, lambda name: Bench(SETS[name], options)):
         table = record.setdefault("tables", {}).setdefault(name, {"shape": bench.shape})
+        table |= {"data": SETS[name].name, "note": bench.note}
         rows = table.setdefault("arms", {})
         for arm in options.arms:
             if time.monotonic() - begin > options.seconds:
@@ -148,6 +149,7 @@ class Bench:
 
     def __init__(self, chosen: Set, options: argparse.Namespace) -> None:
         loaded = load(chosen.name, options)
+        self.note = loaded.note
         self.device, self.restarts, self.lr = options.device, options.restarts, options.lr
         self.epochs = options.epochs or chosen.epochs
         self.train, self.test = (

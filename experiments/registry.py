@@ -113,6 +113,10 @@ EXPERIMENTS = {
     "energy": Experiment(
         "operations and bytes moved for a sample, counted", ("energy",), ("energy",), 1, gpu=False
     ),
+    "distributions": Experiment(
+        "class codes of three distributions", ("distributions",), ("distributions",), 60,
+        ("mnist",), gpu=False,
+    ),
     "clips": Experiment(
         "motions that one frame does not show, read from encoded films", ("clips",), ("clips",), 3,
         gpu=False, of_paper=False,
@@ -141,6 +145,10 @@ EXPERIMENTS = {
         "classes that come one after another", ("streams",), ("streams",), 20,
         ("mnist", "imagenette", WEIGHTS), gpu=False, of_paper=False,
     ),
+    "one-pass": Experiment(
+        "random features and solved heads: each sample is read once", ("one_pass",), ("one_pass",),
+        25, ("imagenette", WEIGHTS), gpu=False, of_paper=False,
+    ),
     "calibration": Experiment(
         "scale and number of features of readout", ("calibration",), ("calibration",), 20,
         ("mnist", "cifar10", "imagenette", "seq-mnist-rows", "eeg-rows"), of_paper=False,
@@ -164,6 +172,22 @@ EXPERIMENTS = {
     "number_scale": Experiment(
         "the scale of readout for numbers", ("number_scale",), ("number_scale",), 3,
         gpu=False, of_paper=False,
+    ),
+    "family": Experiment(
+        "published relatives: feedback alignment, Forward-Forward, PEPITA and others", ("family",),
+        ("family",), 60, ("mnist",), gpu=False, of_paper=False,
+    ),
+    "cost": Experiment(
+        "every rule on an MLP and a CNN: accuracy, time, memory", ("cost",), ("cost",), 15,
+        ("mnist", "cifar10"), gpu=False, of_paper=False,
+    ),
+    "probes": Experiment(
+        "what the blocks of an MLP represent: probes, rank, similarity, angles", ("probes",),
+        ("probes",), 2, ("mnist",), gpu=False, of_paper=False,
+    ),
+    "equal": Experiment(
+        "the same comparison at equal passes, reads and seconds, and at searched rates",
+        ("equal",), ("equal",), 40, ("mnist", "cifar10"), gpu=False, of_paper=False,
     ),
     "schedules": Experiment(
         "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,

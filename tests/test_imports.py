@@ -15,7 +15,7 @@ ROOT = Path(tpsgd.__file__).parent
 PAPER = ["common", "maths", "losses", "targets", "projections", "objectives", "rules", "train"]
 ORDER = [
     PAPER, ["nets"], ["saved"], ["engine"], ["memory"], ["features"], ["zoo", "data"],
-    ["comparison", "streams"], ["cli", "__main__"],
+    ["comparison"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"nets.padded", "saved.scaling", "data"}

@@ -18,6 +18,7 @@ from tpsgd.data.registry import DATASETS
 PROGRAMS = [  # the same program under another name is not run twice
     "shallow --only mnist-mlp",
     "shallow --only cifar10-cnn-short",
+    "family --only pepita forward-forward weight-perturbation",
     "peers --only mlp-256",
     "deep --only vgg11",
     "deep --only vgg11 --clock",
@@ -30,8 +31,13 @@ PROGRAMS = [  # the same program under another name is not run twice
     "models",
     "targets",
     "number_scale",
+    "probes",
+    "cost",
+    "equal",
+    "distributions --only leaky",
     "pixels",
     "streams",
+    "one_pass",
     "calibration --only vgg11 cifar10-cnn mnist-mlp eeg",
     "schedules --only digits-mlp mnist-cnn mnist-rows",
 ]
@@ -41,7 +47,7 @@ ELSEWHERE = ["table1", "sets", "filters", "scaling", "alignment", "energy", "cli
 PAPER = [
     *("table1", "mlp", "cnn", "imagenette", "rnn", "rnn-stacked", "rnn-bidirectional", "rnn-data"),
     *("filter-sampling", "cifar-scaling", "adaptor-search", "adaptor-combinations"),
-    *("alignment", "energy"),
+    *("alignment", "energy", "distributions"),
 ]
 
 

@@ -48,6 +48,8 @@ class Batches:
 class Block:
     """A learner that writes down what it is asked to do; its output is its name after its input."""
 
+    noise = None
+
     def __init__(self, log, name, epochs=1, signal=Signal.LABEL, calibrates=False):
         self.log, self.name, self.epochs, self.signal = log, name, epochs, signal
         self.calibrates = calibrates

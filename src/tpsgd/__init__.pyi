@@ -39,8 +39,6 @@ from .nets.recurrent import Recurrent as Recurrent
 from .objectives import Place as Place
 from .rules import Rule as Rule
 from .saved.checkpoint import Checkpoint as Checkpoint
-from .streams.rehearsal import Rehearsal as Rehearsal
-from .streams.stream import Stream as Stream
 from .train import sequential as sequential
 from .train import simultaneous as simultaneous
 

@@ -15,7 +15,7 @@ target from `aim(P, s)`; a closed form returns `LossAndGrads`. `tpsgd.Rule` says
 objective gets and where it looks; `tpsgd.check_rule` tests it. See `examples/add_a_rule.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -27,15 +27,18 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
 from tpsgd.maths.kernels.memory_format import flat, full, rows, unflat
+from tpsgd.maths.noise import noise_key
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
 __all__ = [
+    "BlockSignal",
     "Calibration",
     "Formula",
     "Key",
     "LossAndGrads",
+    "NetSignal",
     "Objective",
     "Place",
     "Signal",
@@ -62,14 +65,6 @@ class Signal(Enum):
     ERROR_SIGN = "the sign of the output error"
 
 
-class Place(Enum):
-    """Where in a block the objective looks."""
-
-    BEFORE = "before the activation"
-    AFTER = "after the activation"
-    END = "at the block's end"
-
-
 class LossAndGrads(NamedTuple):
     """An objective's loss on one batch, with its derivatives.
 
@@ -87,6 +82,41 @@ class LossAndGrads(NamedTuple):
     dtensors: tuple[Tensor, ...] = ()
     logits: Tensor | None = None
     labels: Tensor | None = None
+
+
+class BlockSignal(NamedTuple):
+    """What a block learns from in a step, if a signal of the whole net says so."""
+
+    saved: Any  # a forward pass of the block, by `learner.forward`, of any samples
+    signal: Any  # what its objective gets in addition to the output: a tensor, or several
+    gradients: dict[str, Tensor] | None = None  # in place of those of the objective
+    local: LossAndGrads | None = None  # with `gradients`: the loss and the logits for the record
+
+
+class NetSignal:
+    """A signal that is computed for every batch from passes through the whole net.
+
+    A block learns before the next block's signal is asked for: a generator that does without the
+    blocks behind has no update locking, and sets `needs_output` to False. `learner.tensors` are the
+    tensors of a block's objective, `learner.noise` is its noise key (`maths.noise`).
+    """
+
+    about = "computed from the whole net"
+    needs_output = True
+
+    def __call__(
+        self, learners: Sequence[Any], x: Any, labels: Tensor
+    ) -> Iterable[BlockSignal | None]:
+        """The signal of every block, the first one first; None: it learns nothing."""
+        raise NotImplementedError
+
+
+class Place(Enum):
+    """Where in a block the objective looks."""
+
+    BEFORE = "before the activation"
+    AFTER = "after the activation"
+    END = "at the block's end"
 
 
 @dataclass(frozen=True)
@@ -155,6 +185,7 @@ class Objective:
         constants: how many of the tensors, the last ones, do not learn although `learned` is set.
         calibration: what to measure in the first batch before the block learns.
         formula: the same in words and numbers, if it has a plain form.
+        noise_at: which of the tensors is a noise key, renewed for every batch: see `Site.noise`.
 
     Examples:
         >>> objective = l2(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -173,6 +204,7 @@ class Objective:
     constants: int = 0
     calibration: Calibration | None = None
     formula: Formula | None = None
+    noise_at: int | None = None
 
     @property
     def learned_tensors(self) -> tuple[Tensor, ...]:
@@ -228,6 +260,7 @@ class Site:
         dtype: their number format.
         recurrent: the output is the state of a recurrent layer; `key.step` is the time step.
         redraw: do not store P; compute its rows whenever they are needed.
+        input, behind: the shape that enters the block, and that of the weight behind it, or ().
     """
 
     shape: tuple[int, ...]
@@ -240,6 +273,12 @@ class Site:
     dtype: torch.dtype = torch.float32
     recurrent: bool = False
     redraw: bool = False
+    behind: tuple[int, ...] = ()
+    input: tuple[int, ...] = ()
+
+    def noise(self) -> Tensor:
+        """A noise key, for an objective whose `noise_at` says which of its tensors it is."""
+        return noise_key(self.key, self.device)
 
     def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:
         """P for the output's shape, or for another shape."""

@@ -36,6 +36,7 @@ PIECE, PIECES = 1 << 9, 64  # numbers drawn together, and pieces of a large P
 _BITS = 24  # of each hash, as many as a float32 holds
 _TABLE = 12  # of those, the bits that choose a segment of the normal quantile table
 _FIXED = 16  # binary digits after the point in that table
+QUANTUM = 2.0 ** -(_FIXED + _BITS - _TABLE + 1)
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,17 @@ def per_filter(std: float = 1.0) -> Projection:
 
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    table, low = make_tables().to(device), _BITS - _TABLE
+    table = make_tables().to(device)
+    return _fill(key, classes, shape, device, lambda u: quantiles(u, table)).mul_(QUANTUM)
 
-    def quantile(u: Tensor) -> Tensor:
-        segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
-        start = table[segment]
-        within.mul_(table[segment.add_(1)].sub_(start))
-        return start.mul_(1 << (low + 1)).add_(within)
 
-    return _fill(key, classes, shape, device, quantile).mul_(2.0 ** -(_FIXED + low + 1))
+def quantiles(u: Tensor, table: Tensor) -> Tensor:
+    """Normal numbers, in whole multiples of `QUANTUM`, from whole numbers below 2^24."""
+    low = _BITS - _TABLE
+    segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
+    start = table[segment]
+    within.mul_(table[segment.add_(1)].sub_(start))
+    return start.mul_(1 << (low + 1)).add_(within)
 
 
 def _uniform(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -39,7 +39,7 @@ Eidnes, "Training Neural Networks with Local Error Signals" (2019); auxiliary, B
 colours of the plots and the test matrix are derived from it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -54,7 +54,7 @@ from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives, synchronised
 from tpsgd.maths import predsim as similarity
 from tpsgd.maths.pooling import grid_for
-from tpsgd.objectives import Objective, Place, Signal, Site
+from tpsgd.objectives import NetSignal, Objective, Place, Signal, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
 CELLS = 16  # that the maps of a filter are averaged over, unless `features` bounds their number
@@ -69,7 +69,7 @@ class Rule:
     name: str
     objective: Callable[[Site], Objective] | None
     loss: Loss = cross_entropy
-    signal: Signal = Signal.LABEL
+    signal: Signal | NetSignal = Signal.LABEL
     at: Place = Place.AFTER
     about: str = ""
     options: str = ""  # the chosen options in words, for the record
@@ -78,6 +78,7 @@ class Rule:
     classifies: bool = False  # whether its local loss is a classifier's, or a linear regression's
     compares: bool = False  # whether it compares samples of a class, so that it needs classes
     last: Callable[[Site], Objective] | None = None  # the last block's objective, if not its loss
+    predictor: Callable[[Any], Any] | None = None  # of a model: what predicts, if not its output
 
     def __str__(self) -> str:
         return f"{self.name}: {self.options}, {self.at.value}, {self.loss.name}"
@@ -85,7 +86,14 @@ class Rule:
     @property
     def needs_output(self) -> bool:
         """Whether blocks can only learn once the network's output is known (update locking)."""
+        if isinstance(self.signal, NetSignal):
+            return self.signal.needs_output
         return self.signal is not Signal.LABEL
+
+    @property
+    def needs_net(self) -> bool:
+        """Whether its signal comes from the whole net, so that all blocks learn together."""
+        return self.needs_output or isinstance(self.signal, NetSignal)
 
 
 def tpsgd_l2(
@@ -333,6 +341,34 @@ def frozen(loss: Loss = cross_entropy) -> Rule:
 def untrained() -> Rule:
     """The weaker control: the net as it is initialised, without any training."""
     return Rule("random", None, about="control: nothing is trained, not even the head", head=False)
+
+
+def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
+    """The rule with your own initial tensors of its objectives: P, or what else they hold.
+
+    `tensors` has, by the number of a block, counted from 1, what replaces all of
+    `rule.objective(site).tensors`, in their order; it is copied. Other blocks draw theirs.
+    """
+    make = rule.objective
+    if make is None:
+        raise TpsgdError(f"{rule.name} has no objective, and so no tensors to replace")
+
+    def objective(site: Site) -> Objective:
+        drawn = make(site)
+        number = 1 + site.key.block
+        if number not in tensors:
+            return drawn
+        needed = [tuple(t.shape) for t in drawn.tensors]
+        shapes = [tuple(t.shape) for t in tensors[number]]
+        if needed != shapes:
+            raise TpsgdError(f"{rule.name} needs tensors {needed} in block {number}, got {shapes}")
+        pairs = zip(tensors[number], drawn.tensors, strict=True)
+        own = tuple(t.detach().to(site.device, d.dtype, copy=True) for t, d in pairs)
+        of_tensors = drawn.formula is None or drawn.formula.codes is None  # not of how P is drawn
+        return replace(drawn, tensors=own, formula=drawn.formula if of_tensors else None)
+
+    options = f"{rule.options}, own tensors of blocks {', '.join(map(str, sorted(tensors)))}"
+    return replace(rule, objective=objective, options=options.removeprefix(", "))
 
 
 @dataclass(frozen=True)

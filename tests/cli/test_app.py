@@ -441,7 +441,7 @@ def test_compare_searches_rates(says):
     code, out, err = says("compare", *words, "--lr", "search")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    rates = {line.split()[0]: line.split()[2] for line in lines[3:6]}
+    rates = {line.split()[0]: line.split()[3] for line in lines[3:6]}
     assert float(rates["backprop"]) > 0 and float(rates["readout"]) > 0 and rates["frozen"] == "–"
     assert "rates: chosen on" in out and "short training runs" in out
     record = json.loads(Path("tpsgd-report/results.json").read_text())

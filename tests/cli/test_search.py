@@ -209,9 +209,32 @@ def test_leaks_are_searched_and_named_in_the_command(says):
     assert tested["blocks"][-1]["learning"] == "solved"
 
 
+def test_fields_and_rules_of_a_file(says):
+    rule = "from tpsgd import rules\ndef lls(temperature=1.0): return rules.lls(temperature)"
+    Path("my_rules.py").write_text(rule)
+    words = ("--model", "mlp:4", "--rates", "0.01", "--rule", "my_rules.py:lls", "--fields")
+    tried = "temperature=0.5,2 epochs=1,2"
+    code, out, err = says("search", "--data", "images.npz", *words, tried, "--json")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    values = [t["values"] for t in record["trials"] if t["arm"] == "lls"]
+    names = ("rate", "epochs", "temperature")
+    assert values == [
+        dict(zip(names, (0.01, epochs, temperature), strict=True))
+        for epochs in (1, 2)
+        for temperature in (0.5, 2)
+    ]
+    assert f"--epochs {record['chosen']['lls']['epochs']}" in record["command"]
+    command = "compare --data images.npz --model mlp:4 --rules my_rules.py:lls --restarts 1"
+    assert "lls" in says(*command.split(), "--epochs", "1")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--model mlp:4 --fields features", "--fields takes NAME=VALUES, each name once"),
+        ("--model mlp:4 --fields feature=1", "has no field 'feature': did you mean 'features'?"),
+        ("--model mlp:4 --rule nowhere.py:lls", "there is no file nowhere.py"),
         ("--model mlp:4 --backbone resnet18", "--model searches no backbone: leave --backbone out"),
         ("--model mlp:4 --convs 1", "leave --convs out"),
         ("--rates 0.1", "--rates needs --model"),

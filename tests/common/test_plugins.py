@@ -33,6 +33,8 @@ def test_an_absent_plug_in_says_how_to_install_it(installed):
     installed()
     with pytest.raises(tpsgd.TpsgdError, match=r"plug-in tpsgd-adapt.* -e plugins/adapt"):
         tpsgd.adapt  # noqa: B018
+    with pytest.raises(tpsgd.TpsgdError, match=r"^Stream is in the plug-in tpsgd-streams"):
+        tpsgd.Stream  # noqa: B018
     assert not hasattr(tpsgd, "adapt") and not hasattr(tpsgd, "nonsense")
 
 

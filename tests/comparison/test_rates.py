@@ -128,9 +128,9 @@ def test_every_arm_has_the_same_search_and_then_trains_on_all_samples(data, trai
         assert (
             result.runs[0].settings["lr"] == rate == best_of_arm(result.trials[5:]).values["rate"]
         )
-    table = {line.split()[0]: line.split()[2] for line in str(record).splitlines()[1:]}
+    table = {line.split()[0]: line.split()[3] for line in str(record).splitlines()[1:]}
     rates = {r.arm.name: "–" if r.arm.lr is None else f"{r.arm.lr:g}" for r in record.results}
-    assert table == rates and "accuracy %  rate" in str(record)
+    assert table == rates and "accuracy %  n  rate" in str(record)
     line = remarks(record)[0]
     assert line.startswith("rates: chosen on 16 held-out training samples by 21 short training")
     values = json.loads(json.dumps(record.as_dict()))

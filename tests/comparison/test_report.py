@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import with_full
 from matplotlib import rc_context
+from scipy import stats
 
 from tpsgd import rules
 from tpsgd.common import figures, files
@@ -19,8 +20,9 @@ from tpsgd.common.units import size
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import ALL, arm
 from tpsgd.comparison.compare import Comparison
-from tpsgd.comparison.report import plots, published, table
+from tpsgd.comparison.report import page, plots, published, table
 from tpsgd.comparison.results import THROUGH_TIME, Result
+from tpsgd.comparison.statistics import holm
 from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import BlockInfo, Run
 from tpsgd.train import Epoch
@@ -103,10 +105,11 @@ def test_the_page_shows_names_as_they_are(tmp_path):
 def test_rows_are_ranked_and_relative_to_backprop():
     record = comparison({"backprop": [0.9, 0.94], "drtp": [0.5], "dfa": [0.8, 0.8], "frozen": [1]})
     record.results = [r for r in record.results if r.runs]
-    names, accuracies, *_ = zip(*table.rows(record), strict=True)
+    names, accuracies, counts, *_ = zip(*table.rows(record), strict=True)
     assert names == ("backprop", "dfa", "drtp", "frozen")
     assert accuracies == ("92.0 ± 2.8", "80.0 ± 0.0", "50.0", "100.0")
-    assert table.rows(record)[0][3] == "×1.00" and table.rows(record)[2][-1] == "123k"
+    assert counts == ("2", "2", "1", "1")
+    assert table.rows(record)[0][4] == "×1.00" and table.rows(record)[2][-1] == "123k"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -133,7 +136,7 @@ def test_harmless_remarks_do_not_look_like_failures(tmp_path, left_out):
 
 def test_a_record_without_backprop_has_no_ratios():
     record = comparison({"frozen": [0.8]})
-    assert table.rows(record)[-1][3] == table.rows(record)[-1][5] == table.NONE
+    assert table.rows(record)[-1][4] == table.rows(record)[-1][6] == table.NONE
 
 
 @pytest.mark.parametrize(("test", "text"), [(359, "97.0 ± 0.1"), (10_000, "97.05 ± 0.07")])
@@ -203,7 +206,7 @@ def test_a_folder_is_made_or_refused(tmp_path):
 def test_a_net_that_nothing_was_trained_of(tmp_path):
     record = sequences()
     rows = {row[0]: row for row in table.rows(record)}
-    assert rows["random"][2:4] == ("0.00", "×0.00") and rows["random"][-2:] == (table.NONE, "0")
+    assert rows["random"][3:5] == ("0.00", "×0.00") and rows["random"][-2:] == (table.NONE, "0")
     assert list(rows)[-3:] == ["frozen", "reservoir", "random"]  # controls, by accuracy
     html = report.write(record, tmp_path).read_text(encoding="utf-8")
     assert THROUGH_TIME in html and "of shape 15, tokens out of 1,000, 1 to 15 steps long" in html
@@ -297,8 +300,8 @@ def test_memory_is_the_peak_and_the_kept_inputs():
                          for name in ("backprop", "readout"))  # fmt: skip
     rows = {row[0]: row for row in table.rows(record)}
     total = readout.runs[0].peak_bytes + 1_500_000
-    assert rows["readout"][4] == size(total) and rows["readout"][6] == size(1_500_000)
-    assert rows["readout"][5] == f"×{total / backprop.runs[0].peak_bytes:.2f}"
+    assert rows["readout"][5] == size(total) and rows["readout"][7] == size(1_500_000)
+    assert rows["readout"][6] == f"×{total / backprop.runs[0].peak_bytes:.2f}"
     summary = readout.as_dict()["summary"]
     assert summary["total_bytes"] == total == summary["peak_bytes"] + summary["kept_bytes"]
 
@@ -313,6 +316,33 @@ def test_the_scatter_plot_shows_memory_with_kept_inputs(monkeypatch):
     total = result.largest.total_bytes / 2**20
     assert axes.get_xlabel() == "memory (MB)" and axes.get_xlim()[1] > total
     assert total in [x for line in axes.lines for x in line.get_xdata()]
+
+
+# ---- differences ---------------------------------------------------------------------------------
+
+
+def test_differences_are_printed_with_interval_and_test():
+    scores = {"backprop": [0.90, 0.92, 0.95], "drtp": [0.80, 0.83, 0.84], "frozen": [0.5, 0.5, 0.5]}
+    record = comparison(scores)
+    record.results = [r for r in record.results if r.runs]
+    head, *rows = table.differences(record)
+    assert head == ("rule", "to backprop", "95 %", "p", "to frozen", "95 %", "p")
+    assert [row[0] for row in rows] == ["backprop", "drtp", "frozen"]
+    gap, to_frozen = (stats.ttest_rel(scores["drtp"], scores[k]) for k in ("backprop", "frozen"))
+    low, high = (f"{100 * end:+.1f}" for end in gap.confidence_interval())
+    ps = [gap.pvalue, stats.ttest_rel(scores["frozen"], scores["backprop"]).pvalue]
+    p = f"{holm(ps)[0]:.3f}"
+    assert rows[1][:4] == ("drtp", "-10.0", f"{low} to {high}", p)
+    assert rows[1][4] == "+32.3" and rows[0][1:4] == rows[2][4:] == (table.NONE,) * 3
+    assert to_frozen.pvalue < 0.05 and "paired t test, Holm's correction for 2 arms" in str(record)
+    assert f"{low} to {high}" in str(record)
+    assert f"<td>{low} to {high}</td>" in page.render(record, dict.fromkeys(page.CAPTIONS, b""))
+
+
+def test_one_restart_has_no_test():
+    record = comparison({"backprop": [0.9], "drtp": [0.8], "frozen": [0.5]})
+    assert table.differences(record) == [] and table.tested(record) == ""
+    assert "to backprop" not in str(record)
 
 
 # ---- tables to publish --------------------------------------------------------------------------
@@ -355,9 +385,9 @@ def test_latex_has_a_line_for_each_arm_and_escapes_names():
     record.results[2].error, record.results[2].runs = "it diverged", []
     text = record.to_latex()
     assert r"50\% of\_a & " in text and text.count(r"\\") == 1 + len(record.results)
-    assert "tpsgd-l1 & 0 & --" in text
+    assert r"tpsgd-l1 & 0 & \multicolumn{5}{l}{failed: it diverged} " in text
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
-    assert {line.count(" & ") for line in body.strip().splitlines()} == {6}
+    assert {line.count(" & ") for line in body.strip().splitlines()} == {2, 6}
 
 
 def test_latex_says_when_there_is_no_test():

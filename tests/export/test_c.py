@@ -529,8 +529,7 @@ def between(*modules: nn.Module) -> nn.Module:
 OF_MLP = {"shape": (12,)}
 REFUSED = {
     "gelu": (between(nn.GELU()), {}, "GELU is not exported"),
-    "dropout": (between(nn.ReLU(), nn.Dropout()), {}, "Dropout before"),
-    "norm": (between(nn.BatchNorm1d(3), nn.ReLU()), {}, "BatchNorm1d"),
+    "norm after": (between(nn.ReLU(), nn.BatchNorm1d(3)), {}, "BatchNorm1d before"),
     "rule": (mlp(), {"rule": rules.predsim(), **OF_MLP}, "predsim .* is not exported"),
     "dfa": (mlp(), {"rule": rules.dfa(), **OF_MLP}, "dfa needs the error"),
     "options": (mlp(), {"rule": rules.tpsgd_l2(standardise=True), **OF_MLP}, "is not exported"),

@@ -27,11 +27,11 @@ from tpsgd.saved import modules
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c import compiled, export
-from tpsgd_export.to_c.arduino import as_library
 from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_source
-from tpsgd_export.to_c.source import sources, summary
+from tpsgd_export.to_c.libraries import as_library
+from tpsgd_export.to_c.source import sources
 from tpsgd_export.to_onnx.step import step_model
 from tpsgd_export.to_page.page import _filled, _inputs
 from tpsgd_export.to_page.samples import chosen
@@ -67,15 +67,20 @@ def written(name: str) -> dict[str, str]:
     x, y = torch.arange(32.0).view(8, 4) / 32, torch.arange(8) % 2
     integers = integer_net(mlp, x, y, "int8", rate=0.01, epochs=1)
     return {
-        **as_library(texts, mlp, summary(mlp), 1),
+        **as_library("arduino", texts, mlp, 1),
+        **{f"zephyr/{k}": v for k, v in as_library("zephyr", texts, mlp, 1).items()},
         **{f"cells/{k}": v for k, v in sources(cells).items()},
         **{f"integers/{k}": v for k, v in integer_source(integers).items()},
     }
 
 
+NAME_IN_C = re.compile(r'^    "(?:[\w .,-]|\\[0-7]{3})*"(?=,$|\};$)', re.MULTILINE | re.ASCII)
+
+
 def code(text: str) -> str:
-    """A program of C as its compiler reads it: trigraphs, joined lines, no comments."""
+    """A program of C as its compiler reads it: trigraphs, joined lines, no comments or names."""
     text = text.replace("??/", "\\").replace("\\\n", "")
+    text = NAME_IN_C.sub('""', text)
     return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).split())
 
 

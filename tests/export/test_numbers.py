@@ -181,7 +181,6 @@ REFUSED = {
     "classes of steps": ({"labels": Y.long()}, "labels of steps or pixels"),
     "spare": ({"spare": 1}, "no spare classes"),
     "bce": ({"labels": None, "loss": "l1"}, "l1 is for labels that are numbers"),
-    "arduino": ({"files": "arduino"}, "a net of classes"),
 }
 
 

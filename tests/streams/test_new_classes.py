@@ -10,7 +10,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Stream, TpsgdError, rules
 from tpsgd.nets.new_classes import overlay
-from tpsgd.streams.labels import Classes
+from tpsgd_streams.labels import Classes
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

@@ -11,7 +11,7 @@ import tpsgd
 from tpsgd import Rehearsal, Stream, TpsgdError, ridge, rules
 from tpsgd.common.files import call_function
 from tpsgd.engine.sources.inputs import inputs
-from tpsgd.streams.other_labels import LabelStatistics
+from tpsgd_streams.other_labels import LabelStatistics
 
 X = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
 NUMBERS = 500 + 40 * X[:, 0] - 20 * X[:, 1]

@@ -54,7 +54,7 @@ def setting(default: Any, help: str, *names: str, choices: Iterable[str] = (), *
     return field(default=default, metadata=metadata)
 
 
-RuleWord = Annotated[str, option("A rule; see: tpsgd rules.", "--rule")]
+RuleWord = Annotated[str, option("A rule, or FILE.py:FUNCTION; see: tpsgd rules.", "--rule")]
 Overwrite = Annotated[bool, option("Replace the results of an earlier run.", "--overwrite")]
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 RuleWord = Annotated[
     str | None,
-    option("A rule; see: tpsgd rules.", "--rule", show_default=f"{DEFAULT}, or a saved model's"),
+    option(
+        "A rule, or FILE.py:FUNCTION; see: tpsgd rules.",
+        "--rule",
+        show_default=f"{DEFAULT}, or a saved model's",
+    ),
 ]
 
 

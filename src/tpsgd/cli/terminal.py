@@ -69,25 +69,25 @@ def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = Fals
     return grid
 
 
-def table(comparison: "Comparison", width: int) -> Table:
-    """A comparison as a table; where the terminal is narrow, the last columns are left out."""
-    from tpsgd.comparison.report.table import head, rows
+def fitting(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
+    """A table; where the terminal is narrow, the last columns are left out."""
 
     def first(count: int) -> Table:
         return grid_of(*names[:count], rows=[row[:count] for row in cells], numbers=True)
 
-    names, cells, console = head(comparison), rows(comparison), Console(width=1000)
-    counts = range(len(names), 2, -1)
+    console, counts = Console(width=1000), range(len(names), 2, -1)
     return first(next((n for n in counts if console.measure(first(n)).maximum <= width), 2))
 
 
 def show(comparison: "Comparison", page: Path | None) -> None:
     """Print the table, remarks, and where the report is, if it could be written."""
-    from tpsgd.comparison.report.table import legend, mistakes, remarks
+    from tpsgd.comparison.report.table import differences, legend, mistakes, remarks, tested
 
     show_table(comparison)
     console = Console(highlight=False)
     console.print(legend(comparison))
+    if tests := differences(comparison):
+        console.print("", fitting(tests[0], tests[1:], console.width), tested(comparison), sep="\n")
     best = [r for r in comparison.exemplars if not r.arm.reference and not r.arm.control]
     for line in (*remarks(comparison), *filter(None, map(mistakes, best))):
         console.print(printable(line), markup=False)
@@ -97,12 +97,12 @@ def show(comparison: "Comparison", page: Path | None) -> None:
 
 def show_table(comparison: "Comparison", *_: Any) -> None:
     """Print what was compared, the table and failures."""
-    from tpsgd.comparison.report.table import effort, failures, title
+    from tpsgd.comparison.report.table import effort, failures, head, rows, title
 
     console = Console(highlight=False)
     heading = printable(f"{title(comparison)}: {effort(comparison)}")
     console.print(heading, style="bold", markup=False)
-    console.print(table(comparison, console.width))
+    console.print(fitting(head(comparison), rows(comparison), console.width))
     for line in failures(comparison):
         console.print(printable(line), style="red", markup=False)
 

@@ -224,7 +224,7 @@ def arm_for(
             "sequential"
         )
     arm = arms.arm(rule, order, factory)
-    refused = options.changed(training) if arms.ALL[arm.name].suits else []
+    refused = options.changed(training) if arms.entry(rule).suits else []
     refused = [word for word in refused if word not in OF_ALL_ARMS]
     if arm.method:
         refused += options.changed(memory)

@@ -1,6 +1,7 @@
 """Writing files completely or not at all, and loading functions from Python files."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -100,8 +101,8 @@ def is_function(word: str) -> bool:
     return word.rpartition(":")[0].endswith(".py")
 
 
-def load_function(word: str) -> Callable[[], Any]:
-    """The function that `FILE.py:FUNCTION` names, of no arguments; the file is run."""
+def load_function(word: str) -> Callable[..., Any]:
+    """The function that `FILE.py:FUNCTION` names; the file is run."""
     text, _, name = word.rpartition(":")
     path = user_path(text)
     if not os.path.isfile(path):
@@ -120,9 +121,10 @@ def load_function(word: str) -> Callable[[], Any]:
     if not callable(function):
         raise TpsgdError(f"{path} has no function {name!r}")
 
-    def call() -> Any:
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
         try:
-            return function()
+            return function(**arguments)
         except (Exception, SystemExit) as error:
             raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
 

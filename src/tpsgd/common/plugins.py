@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
-        "adapt": "adapt", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
-        "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
+        "adapt": "adapt", "data_parallel": "parallel", "export": "export", "family": "family",
+        "fleet": "fleet", "lda": "streams", "OnePass": "streams", "peers": "peers",
+        "pipeline": "parallel", "probes": "probes", "Rehearsal": "streams",
+        "RiverClassifier": "streams", "Stream": "streams", "TPSGDClassifier": "sklearn",
         "TPSGDRegressor": "sklearn",
     },
     COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tpsgd import rules
 from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.files import is_function
 from tpsgd.comparison import closed_forms
+from tpsgd.comparison.fields import rule_of_file
 from tpsgd.comparison.scores import target_of
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
@@ -74,7 +77,9 @@ ALL: dict[str, Entry] = {
 
 
 def entry(word: str) -> Entry:
-    """The entry of a word; an unknown word is an error that names the closest one."""
+    """The entry of a word, or of a rule in FILE.py:FUNCTION; the closest one is named in errors."""
+    if is_function(word):
+        return Entry(partial(rule_of_file, word), "", "", "")
     if word not in ALL:
         raise TpsgdError(
             plugins.absent(plugins.ARMS, word) or f"unknown rule {word!r}: {suggestion(word, ALL)}"

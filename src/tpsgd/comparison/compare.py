@@ -16,8 +16,7 @@ from tpsgd.comparison import equal as equally
 from tpsgd.comparison.arms import arm, suited, with_controls
 from tpsgd.comparison.finished_runs import COMPARISON, FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
-from tpsgd.comparison.report import published
-from tpsgd.comparison.report.table import effort, failures, head, rows
+from tpsgd.comparison.report import published, table
 from tpsgd.comparison.results import R2, Result, Results
 from tpsgd.comparison.scores import as_data, target_of
 from tpsgd.comparison.session import Session
@@ -38,10 +37,12 @@ class Comparison(Results):
     """The record of a comparison; `print` shows the table, `write` makes a report."""
 
     def __str__(self) -> str:
-        lines = [columns([head(self), *rows(self)]), *failures(self)]
+        lines = [columns([table.head(self), *table.rows(self)]), *table.failures(self)]
+        if tests := table.differences(self):
+            lines += ["", columns(tests), table.tested(self)]
         lines += self.settings.get("unsuited", [])
         if self.settings.get("equal", "passes") != "passes":
-            lines.append(effort(self))
+            lines.append(table.effort(self))
         return "\n".join(lines)
 
     def to_frame(self) -> Any:

@@ -1,4 +1,4 @@
-"""`search`: rate, scale and leak of a model, chosen on held-out training samples; then one test.
+"""`search`: rates, lengths and fields of rules, chosen on held-out training samples; then one test.
 
 Backprop and the frozen control are searched in the same way, so that no arm is better only because
 more was tried for it. The test set is not looked at before every choice is made.
@@ -6,7 +6,7 @@ more was tried for it. The test set is not looked at before every choice is made
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,14 +17,16 @@ from torch import nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import columns
 from tpsgd.comparison.arms import arm as arm_of
-from tpsgd.comparison.arms import scaled, with_controls, with_ridge
+from tpsgd.comparison.arms import entry, scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
+from tpsgd.comparison.fields import with_fields
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
 from tpsgd.comparison.scores import as_json
 from tpsgd.comparison.trials import (
     Progress,
     Trial,
     best_of_arm,
+    in_short,
     rates_of,
     run_trials,
     split_training,
@@ -39,6 +41,7 @@ from tpsgd.saved.checkpoint import claimed
 
 SCALES = (1 / 4, 1, 4)  # times the readout's own
 LEAKS = (0.1, 0.3, 1.0)
+LENGTHS = ("epochs", "batch_size")
 
 
 @dataclass
@@ -62,10 +65,13 @@ class ModelSearch:
         lines = []
         for trial in self.chosen.values():
             for name, value in trial.values.items():
-                tried = sorted({t.values[name] for t in self.trials if name in t.values})
+                of_arm = (t.values for t in self.trials if t.arm == trial.arm)
+                tried = sorted({v[name] for v in of_arm if type(v[name]) in (int, float)})
                 if len(tried) > 1 and value in (tried[0], tried[-1]):
                     end = "smallest" if value == tried[0] else "largest"
-                    lines.append(f"{trial.arm}: {value:g} is the {end} {name} that was tried")
+                    lines.append(
+                        f"{trial.arm}: {in_short(value)} is the {end} {name} that was tried"
+                    )
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class ModelSearch:
         return f"{table}{''.join(failed)}\n\ntest samples, with the values chosen (*):\n{self.test}"
 
     def _row(self, trial: Trial, names: list[str]) -> tuple[str, ...]:
-        values = [f"{trial.values[n]:g}" if n in trial.values else "–" for n in names]
+        values = [in_short(trial.values[n]) if n in trial.values else "–" for n in names]
         shown = "failed" if trial.accuracy is None else f"{100 * trial.accuracy:.1f}"
         if self.test.numbers and trial.accuracy is not None:
             shown = f"{trial.accuracy:.3f}"
@@ -100,8 +106,9 @@ class ModelSearch:
 def search(
     data: Data | Sequence[Any],
     factory: Callable[..., nn.Module],
-    rule: str | Rule | Arm = "readout-learned",
+    rule: str | Rule | Arm | Callable[..., Rule] = "readout-learned",
     *,
+    fields: Mapping[str, Sequence[Any]] | None = None,
     rates: Sequence[float] | None = None,
     scales: Sequence[float] | None = None,
     leaks: Sequence[float] = (),
@@ -113,7 +120,7 @@ def search(
     progress: Progress | None = None,
     **settings: Any,
 ) -> ModelSearch:
-    """Choose rate, scale and leak on held-out training samples, for a rule and its controls.
+    """Choose values on held-out training samples, for a rule and its controls.
 
     Every combination of values is tried for the rule; for backprop and the frozen control, every
     combination of those that apply to them. Then each is trained on all training samples with
@@ -122,7 +129,10 @@ def search(
     Args:
         data: as for `compare`. Part of its training samples are held out.
         factory: makes a fresh model. With `leaks`, it is called with `leak=`, one of them.
-        rule: a word of `tpsgd rules`, a rule or an arm.
+        rule: a word of `tpsgd rules`, `FILE.py:FUNCTION`, a rule, an arm, or a function that makes
+            a rule.
+        fields: values to try for fields of the rule: `{"features": [64, 256]}`. They are arguments
+            of its function, or fields of the rule and of its objective.
         rates: learning rates. Default: 0.0003 to 0.03, and 0.01 to 1 for `tpsgd.sgd`.
         scales: of a readout. Default: a fourth, one and four times the rule's own; `()`: none.
         leaks: of leaky recurrent cells. Default: that of the factory.
@@ -132,7 +142,8 @@ def search(
         notes: more settings for the record of the test, such as the model's name.
         command: the command that reproduces the search, for the record of the test.
         progress: called with (arm, training runs done, all training runs).
-        **settings: those of `fit`, except `lr`. With `checkpoint`, training runs that have
+        **settings: those of `fit`, except `lr`; `epochs` and `batch_size` may be lists of values
+            to try, for every arm. With `checkpoint`, training runs that have
             finished are in trials.jsonl, and a search that is resumed does not repeat them.
 
     Returns:
@@ -149,11 +160,15 @@ def search(
     if "lr" in settings:
         raise TpsgdError("a search chooses the learning rate: leave lr out, or give rates=[...]")
     data = check(data, [rule], restarts, factory, settings.get("loss"))
+    lengths = {name: settings.pop(name) for name in LENGTHS if _several(settings.get(name))}
     common = with_lengths(Settings.of("search", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     leaks = _numbers("leaks", leaks)
     make = partial(factory, leak=leaks[0]) if leaks else factory
+    maker = entry(rule).make if isinstance(rule, str) else None
+    if not isinstance(rule, str | Rule | Arm):
+        rule, maker = rule(), rule
     searched = arm_of(rule, common.order, make)
     scale = scale_of(searched.rule)
     if scales and not scale:
@@ -162,8 +177,16 @@ def search(
         scales = [scale * factor for factor in SCALES] if scale else []
     rates = _numbers("rates", rates_of(common.optimizer) if rates is None else rates)
     lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks}
+    lists |= {name: _numbers(name, values, int) for name, values in lengths.items()}
+    tried = {name: _by_word(name, values) for name, values in (fields or {}).items()}
+    if repeated := tried.keys() & {*lists}:
+        raise TpsgdError(f"{min(repeated)} is no field of a rule to a search: it has its own list")
+    lists |= {name: [*values] for name, values in tried.items()}
 
     def with_values(arm: Arm, values: Values) -> Arm:
+        if of_rule := {name: tried[name][values[name]] for name in values if name in tried}:
+            arm = with_fields(arm, of_rule, maker)
+        arm = replace(arm, **{name: values[name] for name in LENGTHS if name in values})
         if "leak" in values:
             arm = replace(arm, factory=partial(factory, leak=values["leak"]))
         if "scale" in values:
@@ -179,7 +202,7 @@ def search(
     tasks = [
         task_of_arm(with_values(a, values), values, samples, factory, restarts, settings)
         for a in arms
-        for values in _grid(a, lists, ridge_head)
+        for values in _grid(a, lists, ridge_head, tried.keys() if a.name == searched.name else ())
     ]
     trials = [task.trial for task in tasks]
     with claimed(common.checkpoint) as checkpoint:
@@ -189,6 +212,8 @@ def search(
         if leaks:  # backprop, with which the others are compared, has the model of all arms
             make = partial(factory, leak=chosen[BACKPROP].values["leak"])
             final = [replace(a, factory=None) if a.name == BACKPROP else a for a in final]
+        of_rule = chosen[searched.name].values
+        settings |= {name: of_rule[name] for name in LENGTHS if name in of_rule}
         described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
         if checkpoint is not None:
             values = {name: trial.values for name, trial in chosen.items()}
@@ -200,20 +225,37 @@ def search(
     return ModelSearch(trials, chosen, len(samples[1][1]), record, searched.name)
 
 
-def _grid(arm: Arm, lists: Mapping[str, Sequence[float]], ridge_head: bool) -> Iterator[Values]:
+def _grid(
+    arm: Arm, lists: Mapping[str, Sequence[Any]], ridge_head: bool, of_rule: Collection[str]
+) -> Iterator[Values]:
     """All combinations of the values that make a difference to an arm."""
     solved = arm.optimizer is not None or (ridge_head and arm.control)
     matters = {
         "rate": not solved and arm.method is None,
         "scale": scale_of(arm.rule) is not None,
         "leak": True,
+        **dict.fromkeys(LENGTHS, arm.method is None),
+        **dict.fromkeys(of_rule, True),
     }
-    names = [name for name, values in lists.items() if values and matters[name]]
+    names = [name for name, values in lists.items() if values and matters.get(name)]
     for values in product(*(lists[name] for name in names)):
         yield dict(zip(names, values, strict=True))
 
 
-def _numbers(name: str, values: Sequence[float]) -> list[float]:
-    if isinstance(values, str) or not all(isinstance(v, int | float) and v > 0 for v in values):
-        raise TpsgdError(f"{name} must be a list of numbers above 0, got {values!r}")
+def _numbers(name: str, values: Sequence[Any], kind: Any = int | float) -> list[Any]:
+    if isinstance(values, str) or not all(isinstance(v, kind) and v > 0 for v in values):
+        words = "whole numbers" if kind is int else "numbers"
+        raise TpsgdError(f"{name} must be a list of {words} above 0, got {values!r}")
     return list(dict.fromkeys(values))
+
+
+def _several(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _by_word(name: str, values: Sequence[Any]) -> dict[Any, Any]:
+    """Values to try by what stands for them in a record: themselves, or a name."""
+    if not _several(values) or not values:
+        raise TpsgdError(f"the field {name} needs a list of values to try, got {values!r}")
+    plain = (bool, int, float, str, type(None))
+    return {v if isinstance(v, plain) else getattr(v, "name", str(v)): v for v in values}

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev, variance
-from typing import Any
+
+from tpsgd.comparison.student import quantile, two_sided
 
 PAIRED, WELCH = "paired t", "Welch"
+LEVEL = 0.95  # of an interval
 ROUNDING = 1e-12  # times the largest score: a standard error below it is no spread
 Scores = Sequence[tuple[int, float]]  # the seed and the score of each restart
 
@@ -36,15 +38,10 @@ def difference(arm: Scores, other: Scores) -> Difference:
         >>> f"{d.test}: {d.mean:.3f}, {d.low:.3f} to {d.high:.3f}, p = {d.p:.3f}"
         'paired t: 0.030, 0.005 to 0.055, p = 0.035'
     """
-    try:
-        from scipy.special import stdtr, stdtrit
-    except ImportError:  # scipy comes with scikit-learn
-        stdtr: Any = None
-        stdtrit: Any = None
     a, b = ([score for _, score in sorted(scores)] for scores in (arm, other))
     seeds, others = ([seed for seed, _ in sorted(scores)] for scores in (arm, other))
     mean, n = fmean(a) - fmean(b), len(a)
-    if min(n, len(b)) < 2 or stdtr is None:
+    if min(n, len(b)) < 2:
         return Difference(mean)
     u, v = variance(a) / n, variance(b) / len(b)
     paired = seeds == others and len(set(seeds)) == n
@@ -54,7 +51,7 @@ def difference(arm: Scores, other: Scores) -> Difference:
     if not error > ROUNDING * max(1.0, *map(abs, a + b)):
         return Difference(mean)
     freedom = n - 1 if paired else (u + v) ** 2 / (u**2 / (n - 1) + v**2 / (len(b) - 1))
-    p, half = 2 * float(stdtr(freedom, -abs(mean) / error)), float(stdtrit(freedom, 0.975)) * error
+    p, half = two_sided(mean / error, freedom), quantile(LEVEL, freedom) * error
     return Difference(mean, mean - half, mean + half, p, p, PAIRED if paired else WELCH)
 
 

@@ -66,7 +66,12 @@ class Trial(TrialResult):
     values: Values
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+        return ", ".join(f"{name} {in_short(value)}" for name, value in self.values.items())
+
+
+def in_short(value: Any) -> str:
+    """A value that is tried, in a table: numbers with few digits."""
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 @dataclass(frozen=True)

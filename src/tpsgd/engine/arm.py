@@ -41,6 +41,7 @@ class Arm:
         checkpointed: as `segments` of `fit_backprop`: a number, or one per block.
         micro_batch: as in `tpsgd.Memory`, if the arms do not share one.
         of_classes: its method needs one class for each sample.
+        batch_size: as for `fit`, instead of the one that all arms share.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Arm:
     checkpointed: int | bool = False
     micro_batch: int | None = None
     of_classes: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.rule is not None:
@@ -93,7 +95,8 @@ class Arm:
         Functions go by their names, optimizers by the numbers that they begin with.
         """
         rule, optimizers = self.rule, None if self.optimizer is None else listed(self.optimizer)
-        return {
+        own = {} if self.batch_size is None else {"batch_size": self.batch_size}
+        return own | {
             "rule": rule and str(rule),
             "order": getattr(self.order, "__name__", None),
             "optimizer": optimizers and [_optimizer(factory) for factory in optimizers],
@@ -110,7 +113,7 @@ class Arm:
         settings["order"] = self.order
         if self.optimizer is not None:
             settings |= {"optimizer": self.optimizer, "lr": None}
-        of_arm = {"epochs": self.epochs, "lr": self.lr}
+        of_arm = {"epochs": self.epochs, "lr": self.lr, "batch_size": self.batch_size}
         settings |= {name: value for name, value in of_arm.items() if value is not None}
         memory = Memory.of(settings.get("memory"))
         if not self.budgeted:
@@ -122,7 +125,10 @@ class Arm:
         make = self.factory or factory
         if self.method is None:
             backprop = self.backprop and Backprop(self.checkpointed)
-            return fit_many(make, data, restarts=1, rule=self.rule, backprop=backprop, **settings)
+            trained = fit_many(
+                make, data, restarts=1, rule=self.rule, backprop=backprop, **settings
+            )
+            return replace(trained, models=[run.predictor for run in trained.runs])
         model = make_model(make, settings.get("seed", 0))
         return Restarts([model], [self._by_method(self.method, model, data, settings)], False)
 

@@ -36,6 +36,7 @@ from tpsgd.engine.sources.loaders import LoaderSource, as_source, is_stream
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
 from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.maths.noise import noise_key
 from tpsgd.maths.positions import Layout, at_positions, masked, of_token_mean
 from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
@@ -46,7 +47,7 @@ from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Objective, Place, Signal, Site, move, output
+from tpsgd.objectives import IDLE, NetSignal, Objective, Place, Signal, Site, move, output
 from tpsgd.targets import Target, grid_of
 from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous, step
 
@@ -182,6 +183,7 @@ def _block_learner(
         ragged = form.ragged and any(b.recurrent for b in spec.blocks[i:])
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         gradient = kind(block, at, fixed, precision=form.precision)
+    of_net = isinstance(rule.signal, NetSignal)
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
     if line is not None and settings.memory.micro_batch is None:
@@ -191,7 +193,8 @@ def _block_learner(
     return _learner(
         *(i, spec, samples, gradient, draw),
         learns=rule.head if last else rule.objective is not None,
-        slices=slices,
+        slices=1 if of_net else slices,
+        noise=noise_key(Key(form.seeds[0], block.key), form.device) if of_net else None,
         codes_first=codes_first,
         signal=Signal.LABEL if last else rule.signal,
         widest=max(map(math.prod, size.values())) * form.numbers.itemsize,
@@ -223,6 +226,8 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
     learns, target = rule.objective is not None, spec.target
     if learns and len(target.positions) > 1:
         raise TpsgdError(f"block {i + 1} ({block}) reads steps, and labels are those of pixels")
+    if rule.objective and rule.objective(Site((2,), 2, Key())).noise_at is not None:
+        raise TpsgdError(f"{rule.name} draws random numbers, which recurrent blocks have none of")
     if rule.signal is not Signal.LABEL:  # an error, which is 0 where there is no label
         target = replace(target, ignores=False)
     codes = _RecurrentCodes(i, spec, target)
@@ -348,6 +353,12 @@ def _draw(
     """An objective for outputs of this shape; the tensors of several restarts are stacked."""
     form = spec.form
     options |= {"loss": spec.loss, "numbers": spec.target.numbers}  # type: ignore[dict-item]
+    number = next((i for i, each in enumerate(spec.blocks) if each.key == block), 0)
+    layers = [each.layer for each in spec.blocks[number + 1 :]]
+    first = () if spec.sample is None else tuple(spec.sample[0])
+    before = spec.sizes[number - 1][Place.END] if number else first
+    weight = getattr(layers[0], "weight", None) if layers else None
+    options |= {"input": before, "behind": tuple(getattr(weight, "shape", ()))}  # type: ignore
     options |= {"device": form.device, "dtype": form.dtype}  # type: ignore[dict-item]
     keys = [Key(seed, block, step) for seed in form.seeds]
     objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]  # type: ignore
@@ -360,7 +371,8 @@ def _draw(
 def _in_form(objective: Objective, form: BatchForm, maps: bool) -> Objective:
     """An objective's tensors in the memory format, and codes of maps in the number format."""
     if form.precision is not None and maps and not objective.learned:
-        tensors = tuple(t.to(form.precision) for t in objective.tensors)
+        every = objective.tensors
+        tensors = tuple(t if t.dtype is torch.int64 else t.to(form.precision) for t in every)
         objective = replace(objective, tensors=tensors)
     return move(objective, _channels_last) if form.channels_last else objective
 

@@ -1,6 +1,8 @@
 """`check_rule`: the contract that every rule keeps, for people who write rules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit
 from tpsgd.maths.random import Key
-from tpsgd.objectives import Objective, Site, differentiate
+from tpsgd.objectives import BlockSignal, NetSignal, Objective, Site, differentiate
 from tpsgd.rules import ALL, Rule
 from tpsgd.train import simultaneous
 
@@ -19,7 +21,9 @@ def check_rule(rule: Rule | str) -> None:
     - its closed form, where it has one, equals autograd on its loss, in float64;
     - its objective is a pure function: the same inputs give the same numbers, no input changes, and
       the derivative has its own memory (training writes into it);
-    - the same key gives the same objective;
+    - the same key gives the same objective, its random numbers included;
+    - a signal of the whole net is a function of the net and the batch, and tells the truth about
+      update locking: without it, no block behind is asked before a block has its signal;
     - a small model trains with it, the same way twice.
 
     Examples:
@@ -34,8 +38,14 @@ def check_rule(rule: Rule | str) -> None:
 
 
 def _problems(rule: Rule) -> Iterator[str]:
+    if isinstance(rule.signal, NetSignal):
+        watched = _Watched(rule.signal)
+        _train(replace(rule, signal=watched), torch.float64)
+        yield from watched.problems
+        for objective, y, s in watched.seen:
+            yield from _problems_of_gradient(objective, y, s)
     for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
-        if rule.objective is not None:
+        if rule.objective is not None and not isinstance(rule.signal, NetSignal):
             site = Site(shape, 4, Key(seed=1), maps, rule.loss, dtype=torch.float64)
             objective, again = rule.objective(site), rule.objective(site)
             if not all(map(torch.equal, objective.tensors, again.tensors)):
@@ -54,8 +64,55 @@ def _problems(rule: Rule) -> Iterator[str]:
         yield "two runs with the same seed gave different weights"
 
 
-def _problems_of_gradient(objective: Objective, y: Tensor, s: Tensor) -> Iterator[str]:
-    inputs = (y, s, *objective.tensors)
+class _Watched(NetSignal):
+    """A signal of the whole net, looked at in the first batch of a small model."""
+
+    def __init__(self, signal: NetSignal) -> None:
+        self.signal, self.about, self.needs_output = signal, signal.about, signal.needs_output
+        self.problems, self.seen = list[str](), list[tuple[Objective, Tensor, Any]]()
+
+    def __call__(self, learners: Any, x: Any, labels: Tensor) -> Iterable[BlockSignal | None]:
+        if not self.problems and not self.seen:
+            self._look(learners, x, labels)
+        return self.signal(learners, x, labels)
+
+    def _look(self, learners: Any, x: Any, labels: Tensor) -> None:
+        asked = [_Asked(learner) for learner in learners]
+        for number, _ in enumerate(self.signal(asked, x, labels), 1):
+            if not self.needs_output and any(behind.computed for behind in asked[number:]):
+                self.problems.append("its signal asks blocks behind, and needs_output is False")
+                break
+        once, again = (list(self.signal(learners, x, labels)) for _ in range(2))
+        if not all(map(torch.equal, _tensors(once), _tensors(again))):
+            self.problems.append("its signal gives other numbers for the same batch")
+        for learner, given in zip(learners[:-1], once, strict=False):
+            if given is not None and given.gradients is None:
+                objective = replace(learner.draw(), tensors=learner.tensors)
+                y = learner.gradient.objective_input(given.saved)
+                self.seen.append((objective, y.clone(), given.signal))
+
+
+class _Asked:
+    """A learner that knows whether it has computed."""
+
+    def __init__(self, learner: Any) -> None:
+        self.learner, self.computed = learner, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.computed |= name == "forward"
+        return getattr(self.learner, name)
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    """All tensors in signals, lists and tuples of them."""
+    if isinstance(given, BlockSignal):
+        given = (given.signal, *(given.gradients or {}).values())
+    parts = given if isinstance(given, (list, tuple)) else ()
+    return [given] if isinstance(given, Tensor) else [t for part in parts for t in _tensors(part)]
+
+
+def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:
+    inputs = (y, *_tensors([s]), *objective.tensors)
     before = [t.clone() for t in inputs]
     local, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):
@@ -77,13 +134,14 @@ def _problems_of_gradient(objective: Objective, y: Tensor, s: Tensor) -> Iterato
             yield f"{name} in closed form differs from autograd's for an output of shape {shape}"
 
 
-def _train(rule: Rule) -> tuple[bool, list[Tensor]]:
+def _train(rule: Rule, dtype: torch.dtype = torch.float32) -> tuple[bool, list[Tensor]]:
     """Whether training changes the first block of a small model, and the weights at its end."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         convolution = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten()
         model = nn.Sequential(*convolution, nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4))
-        x, y = torch.randn(32, 1, 6, 6), torch.arange(32) % 4
+        x, y = torch.randn(32, 1, 6, 6, dtype=dtype), torch.arange(32) % 4
+        model = model.to(dtype)
     before = [p.clone() for p in model[0].parameters()]
     fit(model, (x, y), rule=rule, order=simultaneous, epochs=1, batch_size=8)
     moved = not all(map(torch.equal, before, model[0].parameters()))

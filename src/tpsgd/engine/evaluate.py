@@ -19,6 +19,7 @@ from tpsgd.nets.blocks import misfit
 from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
+from tpsgd.rules import Rule
 from tpsgd.targets import Target, are_probabilities
 
 
@@ -30,6 +31,7 @@ def evaluate(
     batch_size: int = 1024,
     multi_label: bool | None = None,
     loss: Loss | str | nn.Module | None = None,
+    rule: Rule | None = None,
 ) -> float:
     """The share of samples that a model classifies correctly, between 0 and 1; R² of numbers.
 
@@ -48,6 +50,8 @@ def evaluate(
         multi_label: whether float rows are yes-or-no labels of several classes.
         loss: return the mean of this loss instead, as `fit` takes it; or "r2": R², also of numbers
             that look like classes, because all of them are 0 or 1.
+        rule: that trained the model, if it predicts by something else than the last layer, as
+            Forward-Forward does by the goodness of each class.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -57,6 +61,7 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]])), loss="mse")
         0.25
     """
+    model = rule.predictor(model) if rule is not None and rule.predictor else model
     if loss == "r2":
         return evaluate_numbers(model, data, batch_size)
     chosen, sums = losses.resolve(loss), Scores(cut_of(model))

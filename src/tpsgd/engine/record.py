@@ -75,7 +75,13 @@ class Run:
     length: str = ""
     hint: str = ""
     model: Any = field(default=None, repr=False, compare=False)
+    predicting: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
     backprop: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def predictor(self) -> Any:
+        """The model, or the module with its logits that its rule makes of it."""
+        return self.model if self.predicting is None else self.predicting(self.model)
 
     @property
     def memory_choice(self) -> str:
@@ -99,7 +105,7 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """All of it but the model as plain values, ready for JSON."""
         values = asdict(self.without_model())
-        del values["model"], values["backprop"]
+        del values["model"], values["predicting"], values["backprop"]
         return values | {"memory_choice": values.pop("memory"), "total_bytes": self.total_bytes}
 
     def without_model(self) -> "Run":

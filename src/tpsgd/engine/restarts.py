@@ -30,7 +30,7 @@ from tpsgd.nets.cuts.leaves import is_chain
 from tpsgd.nets.cuts.split import split
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded, SequenceLayer
-from tpsgd.objectives import Place, Site
+from tpsgd.objectives import NetSignal, Place, Site
 from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 
@@ -57,7 +57,7 @@ class Restarts:
 
     def evaluate(self, data: Any) -> list[float]:
         """Each model's accuracy; R² if labels are numbers."""
-        return [evaluate(model, data) for model in self.models]
+        return [evaluate(run.predictor, data) for run in self.runs]
 
 
 def fit_many(
@@ -168,9 +168,13 @@ def stacking_obstacle(
     if not backprop and any(block.earlier for block in split(model, **cut)):  # type: ignore
         return "blocks of several layers learn through autograd, one model at a time"
     for r in listed(rule):
+        if isinstance(r.signal, NetSignal):
+            return f"{r.name} computes its signals for one model at a time"
         objective = r.objective and r.objective(Site((2,), 2, Key()))
         if objective and not objective.written_out:
             return f"{r.name}'s loss has no derivative in closed form"
+        if objective and objective.noise_at is not None:
+            return f"{r.name} draws random numbers for one model at a time"
     return next(filter(None, map(_unstackable, split(model))), None)
 
 

@@ -69,6 +69,7 @@ def run_training(
                 unstack(net.spec.cuts, net.learners)
         for r, run in enumerate(runs):
             run.setup_seconds, run.model = began - started, models[r]
+            run.predicting = getattr(method, "predictor", None)
             _describe(run, r, net)
         for extension in extensions:
             runs = extension.finish(net, runs)
@@ -90,6 +91,8 @@ def _callbacks(net: Net, models: list[nn.Module], data: Any) -> list[Any]:
     products = spec.largest_product * (batch_size or spec.settings.batch_size)
     threads = limit_threads(spec.form.device, products)
     modes = modes_restored(*models)  # a callback may evaluate the model
+    for begin in filter(None, (getattr(f, "begin", None) for f in spec.settings.callbacks)):
+        begin(net)
     return [modes(threads_restored(threads)(f)) for f in spec.settings.callbacks]
 
 

@@ -30,7 +30,7 @@ from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.model_inputs import ModelInputs
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
-from tpsgd.objectives import Place
+from tpsgd.objectives import NetSignal, Place
 from tpsgd.rules import Rule
 from tpsgd.targets import CLASSES, Target
 from tpsgd.train import sequential, simultaneous
@@ -254,6 +254,14 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], order: Any) -> l
             f"are {'; '.join(map(str, blocks))}"
         )
     for r in rules[:-1]:
+        if isinstance(r.signal, NetSignal):
+            if not isinstance(rule, Rule):
+                raise TpsgdError(f"{r.name} makes the signals of all blocks: pass it in no list")
+            if any(block.recurrent for block in blocks):
+                raise TpsgdError(f"{r.name} is for nets without recurrent layers")
+            if order is sequential:
+                how = f"its signal is {r.signal.about}; use order=tpsgd.simultaneous"
+                raise TpsgdError(f"{r.name} cannot learn block by block: {how}")
         if r.needs_output and order is sequential:
             raise TpsgdError(
                 f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
@@ -276,7 +284,7 @@ def _order(
       it, deep nets are much more accurate block by block;
     - `sequential`, the paper's, for every other net.
     """
-    if any(r.needs_output for r in rules[:-1]):
+    if any(r.needs_net for r in rules[:-1]):
         return simultaneous
     saves = settings.memory.budget is not None or settings.memory.reuse is not None
     if saves or any(isinstance(s.optimizer, SOLVERS) for s in each):

@@ -267,7 +267,7 @@ def _other_ways(
     `asked` is the optimizer that was asked for; without one, the other order has its default.
     """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
-    locked = any(r.needs_output for r in listed(rule))
+    locked = any(r.needs_net for r in listed(rule))
     plain = settings_of_backprop(settings)
     samples = settings.memory.micro_batch or MICRO_BATCH
     cut, name = samples < settings.batch_size, f"backprop, micro-batch {samples}"

@@ -303,7 +303,8 @@ def footprints(blocks: list[Block], x: Any) -> list[Footprint]:
                     x = through(function, x)
             storages = [t.untyped_storage() for t in tensors[before:]]
             stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
-            prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))
+            largest = max([x.nbytes, *stored.values()])
+            prints.append(Footprint(stored, largest, block.closed_form(Place.AFTER)))
             x = x.detach()
     return prints
 

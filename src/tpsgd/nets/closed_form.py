@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tpsgd.maths.kernels import through_norm
 from tpsgd.maths.kernels.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.model_inputs import ModelInputs
-from tpsgd.nets.precision import apply, rounded
+from tpsgd.nets.precision import apply, lowered, rounded
 from tpsgd.objectives import IDLE, NOT_COMPUTED, LossAndGrads, Objective, Place
 
 Params = Mapping[str, Tensor]
@@ -139,7 +140,9 @@ class ClosedForm:
         if saved.output:
             output = saved.output[0]
         else:
-            output = apply(self.block.tail, saved.y, self.precision)
+            with lowered(saved.y.device, self.precision):
+                output = self.block.onwards(Place.AFTER, saved.y)
+            output = output if self.precision is None else output.to(self.precision)
             if isinstance(saved.output, list):
                 saved.output.append(output)
         carried = isinstance(saved.inputs, ModelInputs)
@@ -214,10 +217,13 @@ class ClosedForm:
         norm = self.norm
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm) and saved.stats
         weight, _ = self._weights(params, 1)
-        stats = (norm.running_mean, norm.running_var, *saved.stats)
-        dout, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dz, saved.layer_out, weight, *stats, norm.training, norm.eps, (True, True, True)
-        )
+        if norm.training and self.in_place and through_norm.suits(dz, saved.layer_out):
+            dout, dweight, dbias = through_norm.in_place(dz, saved.layer_out, weight, *saved.stats)
+        else:
+            stats = (norm.running_mean, norm.running_var, *saved.stats)
+            dout, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+                dz, saved.layer_out, weight, *stats, norm.training, norm.eps, (True, True, True)
+            )
         key = f"{self.index + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout

@@ -44,10 +44,12 @@ def rounded(
     """An objective's arguments in one number format.
 
     In a lower precision that is float32 for vectors, which are small, and the precision itself for
-    feature maps.
+    feature maps; the tensors that an objective multiplies are rounded too, its vectors are not.
     """
     if precision is None:
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    return (y.to(dtype), s, *(t.to(dtype) for t in tensors))
+    whole = (t.dim() == 1 or t.dtype is torch.int64 for t in tensors)  # noise keys are of integers
+    own = (t if keeps else t.to(dtype) for t, keeps in zip(tensors, whole, strict=True))
+    return (y.to(dtype), s, *own)

@@ -15,6 +15,7 @@ from tpsgd import rules, split
 from tpsgd.engine.fast import cuda_graphs, wrapper
 from tpsgd.engine.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, suits_two_streams
 from tpsgd.engine.learners.learner import BlockLearner
+from tpsgd.engine.learners.optimizers import momentum
 from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.engine.settings import BlockSettings
 from tpsgd.engine.sources.augment import (
@@ -26,6 +27,7 @@ from tpsgd.engine.sources.augment import (
     jitter,
     resized_crop,
 )
+from tpsgd.maths.kernels import through_norm
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site, differentiate
@@ -306,6 +308,31 @@ def test_and_with_updates_on_a_second_stream(name, two_streams, both, monkeypatc
     monkeypatch.setattr(wrapper, "suits_two_streams", lambda _, form: two_streams and on_cuda(form))
     settings = {"epochs": 20, "batch_size": 8}
     close(*both(RULES[name](), "simultaneous", **settings), rtol=1e-3, atol=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01, "clip": 0.5}], ids=["", "both"])
+@pytest.mark.parametrize("optimizer", [None, momentum], ids=["Adam", "SGD"])
+def test_and_with_an_optimizer_aside_while_the_next_block_computes(
+    optimizer, settings, both, monkeypatch
+):
+    settings |= {"epochs": 8, "batch_size": 8, "blocks": [2, 1], "optimizer": optimizer}
+    aside, _ = both(rules.auxiliary(), "simultaneous", **settings)
+    monkeypatch.setattr(wrapper, "suits_optimizers_aside", lambda *_: False)
+    _, plain = both(rules.auxiliary(), "simultaneous", **settings)
+    close(aside, plain, rtol=1e-3, atol=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_norms_derivative_in_place_is_torchs(layout):
+    x, dz = (torch.randn(21, 6, 8, 8, device="cuda").to(memory_format=layout) for _ in range(2))
+    weight, shift = torch.rand(2, 6, device="cuda").unbind()
+    _, *stats = torch.native_batch_norm(x, weight, shift, None, None, True, 0.0, 1e-5)
+    wanted = torch.ops.aten.native_batch_norm_backward(
+        dz, x, weight, None, None, *stats, True, 1e-5, (True, True, True)
+    )
+    torch.testing.assert_close(through_norm.in_place(dz, x, weight, *stats), wanted)
 
 
 @on_gpu

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.modes import evaluating
-from tpsgd.streams.readers import ModelReader
 from tpsgd_adapt.features import check_samples
+from tpsgd_streams.readers import ModelReader
 
 if TYPE_CHECKING:
     from tpsgd_adapt.adaptor import Adaptor

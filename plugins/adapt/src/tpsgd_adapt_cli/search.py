@@ -1,4 +1,4 @@
-"""`tpsgd search`: layers for the taps of a frozen backbone; with `--model` rate, scale and leak."""
+"""`tpsgd search`: layers for the taps of a frozen backbone; with `--model` values of a rule."""
 
 import json
 import shlex
@@ -66,6 +66,9 @@ class SearchedModel:
     rates: str | None = setting(None, "Learning rates to try: 0.001,0.003,0.01.")
     scales: str | None = setting(None, "readout: scales to try; 12 is its own: 3,12,48.")
     leaks: str | None = setting(None, "rnn: leaks to try: 0.1,0.3,1.")
+    fields: str | None = setting(
+        None, "Values to try, in quotes: 'features=64,256 epochs=5,10 batch_size=32,128'."
+    )
 
     def lists(self) -> dict[str, list[float]]:
         """The values to try that were named, and the default leaks of a model that has some."""
@@ -102,7 +105,10 @@ def search(
     resuming: Resuming,
     rule: Annotated[
         str | None,
-        option("A rule; see: tpsgd rules.", show_default=f"tpsgd-l2; with --model {DEFAULT}"),
+        option(
+            "A rule, or FILE.py:FUNCTION; see: tpsgd rules.",
+            show_default=f"tpsgd-l2; with --model {DEFAULT}",
+        ),
     ] = None,
     restarts: Annotated[int, option("Training runs per configuration.", min=1)] = 1,
     memory: Annotated[str | None, option("The most memory of a training run: 64MB, 1.5GB.")] = None,
@@ -110,7 +116,7 @@ def search(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find layers for the taps of a frozen backbone, or with --model the rate, scale and leak.
+    """Find layers for the taps of a frozen backbone, or with --model values of a rule.
 
     Held-out training samples decide. On a backbone, layers whose plan is above --memory are not
     trained; trials that the folder of --checkpoint holds, or else that of --out, are not repeated
@@ -147,6 +153,25 @@ def search(
             print(json.dumps(record | names) if as_json else "\n".join([*lines, *line]), flush=True)
 
         write_then_show(partial(write_or_rescue, write_all, folder), show)
+
+
+def _fields(text: str) -> dict[str, list[Any]]:
+    """The values of `features=64,256 share=0,0.5 at=none`, by name: as JSON has them, or words."""
+    lists: dict[str, list[Any]] = {}
+    for word in text.split():
+        name, sign, values = word.partition("=")
+        if not (name.isidentifier() and sign and values) or name in lists:
+            raise TpsgdError(f"--fields takes NAME=VALUES, each name once, not {word!r}")
+        lists[name] = [_plain(value) for value in options.listed(values)]
+    return lists
+
+
+def _plain(word: str) -> Any:
+    """A number, true, false or null; any other word is text."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 def _numbers(name: str, text: str, kind: type) -> list[Any]:
@@ -207,9 +232,11 @@ def _search_model(
 ) -> SearchReport:
     """Choose values for a model, test it once with its controls, and say how to train it."""
     from tpsgd.comparison.arms import entry
+    from tpsgd.comparison.search import LENGTHS
 
     entry(rule)
-    samples, lists = data.load(settings["seed"]), model.lists()
+    samples, lists, tried = data.load(settings["seed"]), model.lists(), _fields(model.fields or "")
+    settings |= {name: tried.pop(name) for name in LENGTHS if name in tried}
     leaks = (None, *lists.get("leaks", ()))
     models = {leak: options.Model(str(model.model), leak=leak) for leak in leaks}
     # made beforehand: `make` is called with the seed of a restart
@@ -222,16 +249,18 @@ def _search_model(
     checkpoint = settings.get("checkpoint")
     with watched_trials(checkpoint and checkpoint.folder) as progress:
         result = tpsgd.search(
-            samples, make, rule, **lists, ridge_head=head == "ridge",
+            samples, make, rule, **lists, fields=tried, ridge_head=head == "ridge",
             notes=models[None].record(head), command=options.command_line(), progress=progress,
             **settings,
         )  # fmt: skip
         if result.test.interrupted:
             raise KeyboardInterrupt
     best = result.best
-    values = {TRAIN_OPTIONS[name]: repr(value) for name, value in best.values.items()}
+    of_rule = {name: value for name, value in best.values.items() if name in tried}
+    values = {TRAIN_OPTIONS[n]: repr(v) for n, v in best.values.items() if n in TRAIN_OPTIONS}
     chosen = vars(data) | {"model": model.model, "rule": rule} | vars(machine)
     chosen |= {name: settings.get(name) for name in ("memory", "epochs", "batch_size", "seed")}
+    chosen |= {name: best.values[name] for name in LENGTHS if name in best.values}
     values |= {f"--{name.replace('_', '-')}": v for name, v in chosen.items() if v is not None}
     command = shlex.join(["tpsgd", "train", *(str(w) for pair in values.items() for w in pair)])
     record = result.as_dict() | {"command": command}
@@ -243,4 +272,8 @@ def _search_model(
         page = str(result.test.write(folder))
         return {"report": page}, f"{RESULTS}, report: {page}"
 
-    return record, [*lines, f"to train it: {command}"], write
+    lines.append(f"to train it: {command}")
+    if of_rule:
+        shown = ", ".join(f"{name}={value!r}" for name, value in of_rule.items())
+        lines.append(f"the function of the rule takes {shown}: in Python, or in FILE.py:FUNCTION")
+    return record, lines, write

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpsgd_export.exported import Exported
+    from tpsgd_export.heads.export import one_pass
     from tpsgd_export.records import read_weights
     from tpsgd_export.to_c.export import c
     from tpsgd_export.to_onnx.export import onnx
     from tpsgd_export.to_page.page import page
 
-__all__ = ["Exported", "c", "onnx", "page", "read_weights"]
+__all__ = ["Exported", "c", "one_pass", "onnx", "page", "read_weights"]
 
 _MODULES = {
     "Exported": "exported",
     "c": "to_c.export",
+    "one_pass": "heads.export",
     "onnx": "to_onnx.export",
     "page": "to_page.page",
     "read_weights": "records",

@@ -27,8 +27,10 @@ def export_c(
     batch: Annotated[int, option("Samples of a step.", min=1)] = 1,
     ram: Annotated[str | None, option("Budget for weights and scratch, such as 16KB.")] = None,
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
+    frozen: Annotated[str, option("int8: weights that do not learn are bytes.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
-    files: Annotated[str, option("plain, or arduino: a library with a sketch.")] = "plain",
+    files: Annotated[str, option("plain, or a library: arduino, zephyr.")] = "plain",
+    name: Annotated[str, option("What all names in the C begin with.")] = "net",
     overwrite: Overwrite = False,
 ) -> None:
     """C99 for a microcontroller: no heap, no library, every byte counted beforehand."""
@@ -41,7 +43,8 @@ def export_c(
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
-            spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
+            frozen=frozen, spare=spare, files=files, name=name, overwrite=overwrite,
+            samples=x, labels=y,
             inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)

@@ -52,7 +52,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 RANGES = {"batch": (1, 1 << 15), "seed": (0, (1 << 63) - 1), "spare": (0, 1000)}
 ACTIVATIONS: dict[type, str] = {
     type(None): "none", nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.Tanh: "tanh",
-    nn.Sigmoid: "sigmoid",
+    nn.Sigmoid: "sigmoid", nn.ReLU6: "relu6",
 }  # fmt: skip
 POOLS: dict[type, str] = {
     nn.MaxPool1d: "max", nn.MaxPool2d: "max", nn.AvgPool1d: "mean", nn.AvgPool2d: "mean",
@@ -63,7 +63,8 @@ OF_NUMBERS = {mse: "mse", l1: "l1", huber: "huber"}
 LINKS = {cross_entropy: (nn.Softmax, nn.LogSoftmax), bce: (nn.Sigmoid,)}  # that belong to a loss
 HASHED = ("normal", "uniform", "binary", "per_filter")  # codes that need no table
 PASS_NUMBERS = "pass samples= and labels=, real numbers"
-RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten)
+DROPOUT = nn.modules.dropout._DropoutNd  # left out: a device learns without it
+RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten, DROPOUT)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 BACKPROP = replace(frozen(), name="backprop")  # the control: blocks learn by the output's error
 
@@ -289,7 +290,7 @@ class _NetReader:
         learns = learns and bool(block.named_parameters())
         _check_block(block, learns)
         after = size[Place.BEFORE if last else Place.AFTER]
-        parameters = _parameters(block, learns)
+        parameters = _parameters(block)
         layer = _layer(block, _reshaped(block, shape), after)
         activation, slope, pools, local = "none", 0.0, (), None
         if last:
@@ -506,18 +507,25 @@ def _numbers(value: Any, count: int = 2) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * count
 
 
-def _parameters(block: Block, learns: bool) -> dict[str, Tensor]:
-    """A layer's parameters; a batch norm that does not learn is folded into them."""
+def _parameters(block: Block) -> dict[str, Tensor]:
+    """A layer's parameters; a batch norm is folded into them, with its running statistics."""
     layer: Any = block.layer
     values = {name: p.detach().float().cpu().clone() for name, p in layer.named_parameters()}
-    for norm in block.between:
-        if learns or type(norm) not in NORMS or norm.running_var is None:
-            name = type(norm).__name__
-            raise TpsgdError(f"{name} is not exported, unless it and the layer before are frozen")
+    for norm in norms_of(block):
+        if type(norm) not in NORMS or norm.running_var is None:
+            raise TpsgdError(
+                f"{_title(norm)} is not exported; nn.BatchNorm with running statistics, directly "
+                "after a layer, is folded into it"
+            )
         values = _folded(values, norm)
     if bad := [name for name, p in values.items() if not p.isfinite().all()]:
         raise TpsgdError(f"{', '.join(bad)} has numbers that are not finite")
     return values
+
+
+def norms_of(block: Block) -> list[nn.Module]:
+    """What lies between a layer and its activation, and is no dropout."""
+    return [m for m in block.between if not isinstance(m, (nn.Identity, DROPOUT))]
 
 
 def _folded(values: dict[str, Tensor], norm: Any) -> dict[str, Tensor]:

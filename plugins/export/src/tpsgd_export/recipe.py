@@ -147,6 +147,7 @@ class BlockRecipe:
     learns: bool
     parameters: Mapping[str, Tensor] = field(repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)  # of parameters in the model
+    scales: Tensor | None = None  # of rows of weights that are whole numbers, a byte each in C
 
     @property
     def size(self) -> int:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.blocks import Block
 from tpsgd.nets.cuts.split import layers_of
 from tpsgd.nets.new_classes import add_output
 from tpsgd_export.integer_records import MAGIC as INTEGERS
 from tpsgd_export.integer_records import read_integer_record
 from tpsgd_export.number_labels import in_units
+from tpsgd_export.read_model import norms_of
 from tpsgd_export.recipe import Shape, StepRecipe
 
 MAGIC = 0x31535054
@@ -90,7 +92,7 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
         except OSError as error:
             raise TpsgdError(f"cannot read {record}: {error.strerror}") from error
     content = parse(bytes(record))
-    shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in layers_of(model)]
+    shapes = [[tuple(p.shape) for p in _tensors(block)] for block in layers_of(model)]
     values = _by_block(content, shapes)
     if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
         raise TpsgdError("the record has weights that are not finite")
@@ -98,9 +100,32 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
         add_output(model)
     with torch.no_grad():
         for i, tensors in values.items():
-            for p, value in zip(layers_of(model)[i].layer.parameters(), tensors, strict=True):
+            block = layers_of(model)[i]
+            for p, value in zip(_tensors(block), tensors, strict=True):
                 p.copy_(value[: len(p)])
+            _neutralise(block, tensors[-1])
     return content.classes
+
+
+def _tensors(block: Block) -> list[Tensor]:
+    """A layer's parameters; a layer without a bias gets that of the norm folded into it."""
+    tensors: list[Tensor] = list(block.layer.parameters())
+    if norms_of(block) and getattr(block.layer, "bias", 0) is None:
+        tensors.append(torch.empty(len(tensors[0])))
+    return tensors
+
+
+def _neutralise(block: Block, bias: Tensor) -> None:
+    """Norms that were folded become the identity, or add the bias that the layer has not."""
+    for norm in norms_of(block):
+        buffers: Any = norm
+        buffers.running_mean.zero_()
+        buffers.running_var.fill_(1 - buffers.eps)
+        if buffers.affine:
+            buffers.weight.fill_(1)
+            buffers.bias.zero_()
+        if getattr(block.layer, "bias", 0) is None:
+            buffers.running_mean.copy_(-bias)
 
 
 def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, list[Tensor]]:

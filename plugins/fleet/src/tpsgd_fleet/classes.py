@@ -14,7 +14,7 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.sources.inputs import inputs, pair
 from tpsgd.maths.random import Key, permutation
-from tpsgd.streams.labels import is_rows, plain
+from tpsgd_streams.labels import is_rows, plain
 
 LONGEST = 100  # characters of a class's name
 

@@ -124,7 +124,7 @@ def refuse_unsuited(
             "take an optimizer, or tpsgd.data_parallel() with order=tpsgd.sequential"
         )
     for rule in rules[:-1]:
-        if rule.needs_output:
+        if rule.needs_net:
             raise TpsgdError(
                 f"{rule.name} cannot learn in a pipeline: its blocks wait for the error of the "
                 "net's output, on another rank; choose a rule that needs labels alone"

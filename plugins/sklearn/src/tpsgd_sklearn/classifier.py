@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
+import tpsgd
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.optimizers import OptimizerFactory, adam
 from tpsgd.engine.lengths import LARGEST
@@ -20,7 +21,6 @@ from tpsgd.engine.record import Patience
 from tpsgd.engine.sources.inputs import tensor
 from tpsgd.losses import Loss, cross_entropy
 from tpsgd.rules import Rule
-from tpsgd.streams.stream import Stream
 from tpsgd_sklearn.perceptron import Perceptron
 from tpsgd_sklearn.weights import weighted, weighted_cross_entropy, weighted_rows
 
@@ -209,14 +209,14 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
 
     def _open_stream(self) -> None:
         """The next call of `partial_fit` starts with a new optimizer."""
-        self._stream: Stream | None = None
+        self._stream: Any = None  # a tpsgd.Stream, from the first call on
         self._stream_state: dict[str, Any] | None = None
         self._stream_settings: tuple[Any, ...] = ()
         self._mean_loss: float | None = None  # of held-out samples, over the latest calls
         self._waiting: Patience | None = None
         self.stopped_early_ = False
 
-    def _stream_for(self, has_weights: bool) -> Stream:
+    def _stream_for(self, has_weights: bool) -> Any:
         """The stream that the net learns from, which goes on where it was with other settings."""
         settings = has_weights, self.lr, self.batch_size, self.verbose
         if self._stream is not None and settings != self._stream_settings:
@@ -224,7 +224,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             self._stream = None
         if self._stream is None:
             rule, loss = self._rule_and_loss(has_weights)
-            self._stream = Stream(
+            self._stream = tpsgd.Stream(
                 self.model_, rule=rule, loss=loss, optimizer=self.optimizer or adam, lr=self.lr,
                 seed=self._seed, batch_size=int(self.batch_size or LARGEST),
                 progress=bool(self.verbose),

@@ -11,7 +11,7 @@ from tpsgd.comparison.results import Results
 from tpsgd.comparison.scores import in_words
 
 HEAD = (
-    "rule", "test accuracy (%)", "seconds", "over backprop", "memory", "over backprop",
+    "rule", "test accuracy (%)", "restarts", "seconds", "over backprop", "memory", "over backprop",
     "of it kept inputs", "sample passes",
 )  # fmt: skip
 CAPTIONS = {
@@ -82,7 +82,7 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 {data["test"]:,} test samples.</p>
 {notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
 <p class="quiet">{in_words(NOTES, numbers)}</p>
-<h2>{in_words("Accuracy", numbers)} against cost</h2>
+{_differences(comparison)}<h2>{in_words("Accuracy", numbers)} against cost</h2>
 <div class="pair">{figures["memory"]}{figures["time"]}</div>
 <h2>Learning curves</h2>
 <div class="wide curves">{figures["curves"]}</div>
@@ -107,6 +107,17 @@ def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
     return f"""<h2>Classes</h2>
 <div class="wide curves">{figures.get("confusion", "")}</div>
 {pairs}"""
+
+
+def _differences(comparison: Results) -> str:
+    """The differences to backprop and to the frozen control, with their tests."""
+    if not (lines := table.differences(comparison)):
+        return ""
+    head, *rows = ([_text(cell) for cell in line] for line in lines)
+    return f"""<h2>Differences</h2>
+<div class="wide">{_table(head, rows)}</div>
+<p class="quiet">{_text(table.tested(comparison))}</p>
+"""
 
 
 def _cells(comparison: Results) -> list[list[str]]:

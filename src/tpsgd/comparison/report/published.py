@@ -63,7 +63,9 @@ def as_latex(comparison: Results) -> str:
     samples, numbers, lines = comparison.data["test"], comparison.numbers, []
     for row, result in zip(records(comparison), comparison.ranked, strict=True):
         if not result.counts:
-            lines.append(rf"{escaped(row['rule'])} & {row['n']} & -- & -- & -- & -- & -- \\")
+            why = escaped(f"failed: {row['error']}") if row["error"] else "--"
+            span = rf"\multicolumn{{5}}{{l}}{{{why}}}"
+            lines.append(rf"{escaped(row['rule'])} & {row['n']} & {span} \\")
             continue
         score = f"${accuracy(result, samples, numbers)}$".replace("±", r"\pm")
         differences = (_difference(row, other, numbers) for other in REFERENCES)

@@ -1,4 +1,4 @@
-"""The table of a comparison as text, for the terminal and for the page."""
+"""The tables of a comparison as text, for the terminal and for the page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.scores import in_words
+from tpsgd.comparison.statistics import Difference
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.engine.settings import Memory
 
-HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
+HEAD = ("rule", "accuracy %", "n", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
 
 
@@ -24,7 +25,7 @@ def rows(comparison: Results) -> list[tuple[str, ...]]:
 def head(comparison: Results, names: Sequence[str] = HEAD, rate: str = "rate") -> tuple[str, ...]:
     """The names of the columns, with one for the learning rates if they were searched."""
     names = [in_words(name, comparison.numbers) for name in names]
-    return (*names[:2], rate, *names[2:]) if comparison.settings.get("lr") == SEARCH else (*names,)
+    return (*names[:3], rate, *names[3:]) if comparison.settings.get("lr") == SEARCH else (*names,)
 
 
 def failures(comparison: Results) -> list[str]:
@@ -56,28 +57,46 @@ def remarks(comparison: Results) -> list[str]:
     if (free := settings.get("without_budget")) is not None:
         budget = Memory(settings["memory_budget"]).budget_in_words
         lines.append(f"each training run {budget}, except for {free}")
-    lines += _tests(comparison)
     if left := settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
 
 
-def _tests(comparison: Results) -> list[str]:
-    """The differences to backprop and to the frozen control that a test tells from chance."""
-    lines, numbers = [], comparison.numbers
-    for other, each in comparison.differences().items():
-        tested = {name: d for name, d in each.items() if d.p_holm is not None}
-        if not tested:
-            continue
-        kinds = " or ".join(sorted({d.test for d in tested.values()}))
-        words = [
-            f"{name} {difference_in(d.mean or 0.0, numbers)}"
-            for name, d in tested.items()
-            if (d.p_holm or 0) < 0.05
-        ]
-        difference = ", ".join(words) or "no difference"
-        lines.append(f"to {other}, p < 0.05 ({kinds}, Holm): {difference}")
+def differences(comparison: Results) -> list[tuple[str, ...]]:
+    """The head and a row per arm: differences to backprop and to the frozen control, with tests.
+
+    Empty without a test, as after a single restart.
+    """
+    tests, numbers = comparison.differences(), comparison.numbers
+    if not any(d.test for each in tests.values() for d in each.values()):
+        return []
+    lines = [("rule", *(cell for other in tests for cell in (f"to {other}", "95 %", "p")))]
+    for name in (r.arm.name for r in comparison.ranked if r.counts):
+        cells = (
+            cell for each in tests.values() for cell in difference_cells(each.get(name), numbers)
+        )
+        lines.append((name, *cells))
     return lines
+
+
+def difference_cells(d: Difference | None, numbers: bool) -> tuple[str, str, str]:
+    """A difference in words: the mean, its interval, and p after Holm's correction."""
+    if d is None or d.mean is None:
+        return NONE, NONE, NONE
+    if d.low is None or d.high is None or d.p_holm is None:
+        return difference_in(d.mean, numbers), NONE, NONE
+    interval = f"{difference_in(d.low, numbers)} to {difference_in(d.high, numbers)}"
+    p = f"{d.p_holm:.3f}" if d.p_holm >= 0.001 else "< 0.001"
+    return difference_in(d.mean, numbers), interval, p
+
+
+def tested(comparison: Results) -> str:
+    """The test behind the differences, in a line; empty without one."""
+    every = comparison.differences().values()
+    kinds = " or ".join(sorted({d.test for each in every for d in each.values() if d.test}))
+    unit = "R²" if comparison.numbers else "points"
+    arms = max((sum(d.p is not None for d in each.values()) for each in every), default=0)
+    return kinds and f"differences in {unit}; p: {kinds} test, Holm's correction for {arms} arms"
 
 
 def difference_in(score: float, numbers: bool, sign: str = "+") -> str:
@@ -152,12 +171,14 @@ def accuracy(result: Result, samples: int, numbers: bool = False) -> str:
 
 def _row(result: Result, comparison: Results) -> tuple[str, ...]:
     if not result.counts:
-        return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
+        count, shown = str(len(result.runs)), "failed" if result.error else NONE
+        return (result.arm.name, shown, count, *[NONE] * (len(HEAD) - 3))
     run, base, seconds = result.largest, comparison.reference, result.seconds
     base_bytes = base.largest.total_bytes if base else 0
     return (
         result.arm.name,
         accuracy(result, comparison.data["test"], comparison.numbers),
+        str(len(result.runs)),
         f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
         f"×{seconds / base.seconds:.2f}" if base else NONE,
         size(run.total_bytes) if run.peak_bytes else NONE,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.engine.device import side_stream, update_stream
+from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.engine.sources.augment import Augmented
 from tpsgd.engine.sources.batches import (
     ArraySource,
@@ -26,6 +27,7 @@ from tpsgd.engine.sources.batches import (
 )
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
+from tpsgd.objectives import NetSignal
 from tpsgd.projections import Redrawn
 from tpsgd.train import Source, Step
 
@@ -137,6 +139,45 @@ def step_on_two_streams(learners: Sequence[Any], batch: SampleBatch) -> None:
         torch.cuda.current_stream().wait_stream(stream)
 
 
+def step_with_optimizers_aside(learners: Sequence[Any], batch: SampleBatch) -> None:
+    """`train.step`, in which a block's optimizer runs while the next block computes.
+
+    An optimizer's kernels use a small part of a GPU. A block's gradients live until the next
+    block has its own.
+    """
+    x, labels = batch.load()
+    stream = update_stream(labels.device) if labels.is_cuda else None  # a plan has none
+    in_use: list[Any] = []  # the gradients that an optimizer reads meanwhile
+    for learner in learners:
+        saved, last, updater = learner.forward(x), learner is learners[-1], learner.updater
+        aside = learner.learning and not last and stream is not None and updater.slices == 1
+        if learner.learning:
+            updater.waits = aside
+            learner.update(saved, labels, output_unused=last)
+            updater.waits = False
+        x = None if last else learner.output(saved)  # of the weights before the update
+        del saved
+        if in_use and (aside or last):
+            torch.cuda.current_stream().wait_stream(stream)
+            in_use = []
+        if aside:
+            in_use = [p.grad for p in updater.moving.values()]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                updater.step_optimizer()
+
+
+def suits_optimizers_aside(learners: Sequence[Any], form: BatchForm) -> bool:
+    """Whether several blocks learn by steps of an optimizer, each for a whole batch."""
+    learning = [learner for learner in learners if learner.learning]
+    return (
+        form.device.type == "cuda"
+        and form.micro_batch is None
+        and len(learning) > 1
+        and all(type(learner.updater) is OptimizerSteps for learner in learning)
+    )
+
+
 def suits_two_streams(learners: Sequence[Any], form: BatchForm) -> bool:
     """Whether several blocks learn by closed forms, and their outputs take little memory."""
     outputs = sum(learner.widest for learner in learners) * form.batch_size * len(form.seeds)
@@ -184,8 +225,9 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
     optimizer = learner.updater.optimizer
-    if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
-        return False  # a solver counts its samples; redrawn codes begin on the CPU
+    redrawn = any(isinstance(t, Redrawn) for t in learner.tensors)
+    if optimizer is None or redrawn or learner.objective.noise_at is not None:
+        return False  # a solver counts its samples; redrawn codes and noise begin on the CPU
     for group in optimizer.param_groups:
         if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
             return False
@@ -197,5 +239,7 @@ def _capturable(learner: Any) -> bool:
 def library_modules_only(learner: Any) -> bool:
     """Whether a block has none of the user's modules, which might wait for the device."""
     if getattr(learner.block.layer, "is_tap", False):  # hooks, and the user's frozen module
+        return False
+    if isinstance(learner.signal, NetSignal):
         return False
     return all(is_library_module(m) for top in learner.block.modules for m in top.modules())

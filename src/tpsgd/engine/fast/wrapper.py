@@ -8,6 +8,8 @@ from tpsgd.engine.fast.cuda_graphs import (
     captured,
     library_modules_only,
     step_on_two_streams,
+    step_with_optimizers_aside,
+    suits_optimizers_aside,
     suits_two_streams,
 )
 from tpsgd.engine.fast.optimizer_steps import quick_step
@@ -37,6 +39,8 @@ def wrapper(learners: Sequence[Any]) -> Wrap:
     def wrap(take_step: Step, learners: Sequence[Any], source: Source) -> Step:
         if take_step is step and suits_two_streams(learners, source.form):
             take_step = step_on_two_streams
+        elif take_step is step and suits_optimizers_aside(learners, source.form):
+            take_step = step_with_optimizers_aside
         take_step = replayed(take_step, learners, source, library_only)
         return captured(take_step, learners, source, library_only)
 

@@ -17,6 +17,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.updaters import Updater
 from tpsgd.engine.settings import BlockSettings
 from tpsgd.maths.kernels.epoch_figures import Figures
+from tpsgd.maths.noise import renew
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm
@@ -25,7 +26,7 @@ from tpsgd.nets.modes import statistics_restored
 from tpsgd.nets.padded import through
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Objective, Signal
+from tpsgd.objectives import IDLE, NetSignal, Objective, Signal
 from tpsgd.targets import CLASSES, Target
 from tpsgd.train import Batch, Learner, Source, Step, step
 
@@ -38,8 +39,10 @@ class BlockLearner(Learner):
     `draw` makes the objective when the block begins to learn; its class codes are dropped when it
     stops. `outputs` are the classes, or the numbers of a label. `widest` is the most bytes that one
     sample takes anywhere in the block. `layers` counts the layers that learn in it: under backprop,
-    those of the whole net.
+    those of the whole net. `noise` is a noise key, for a signal of the whole net.
     """
+
+    first_noise: Tensor | None = None  # before the first epoch
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class BlockLearner(Learner):
         settings: BlockSettings,
         params: dict[str, Tensor],
         *,
-        signal: Signal = Signal.LABEL,
+        signal: Signal | NetSignal = Signal.LABEL,
+        noise: Tensor | None = None,
         multi_label: bool = False,
         target: Target = CLASSES,
         outputs: int = 0,
@@ -77,6 +81,7 @@ class BlockLearner(Learner):
         self.figures = Figures(first.device, restarts)
         self.figures.multi_label = multi_label
         self.figures.expect(target, outputs)
+        self.outputs, self.noise = outputs, noise
         self.version = 0  # changes with everything that a recorded step cannot follow
 
     @property
@@ -96,6 +101,9 @@ class BlockLearner(Learner):
         self.figures.of_logits = objective.of_logits
         learned = enumerate(objective.learned_tensors)
         self.params |= {f"objective.{i}": t for i, t in learned}
+        if objective.noise_at is not None:
+            self.noise = objective.tensors[objective.noise_at]
+        self.first_noise = None if self.noise is None else self.noise.clone()
         self.learning, self.mean_square = True, None
         self.version += 1
         self.updater.start(self)
@@ -103,6 +111,8 @@ class BlockLearner(Learner):
     def begin_epoch(self, epoch: int) -> None:
         """The mode, which validation may have changed, and the learning rate of the epoch."""
         self.set_mode()
+        if self.noise is not None and self.first_noise is not None:
+            renew(self.noise, self.first_noise, epoch)
         if self.learning:
             self.updater.begin_epoch(epoch)
 
@@ -132,6 +142,8 @@ class BlockLearner(Learner):
             assert error is not None
             signal = error if self.signal is Signal.ERROR else error.sign()
         self.updater.apply(saved, signal, labels, output_unused)
+        if self.noise is not None:
+            self.noise[1].add_(1)  # the next batch has other random numbers
 
     def error(self, saved: Any, labels: Tensor) -> Tensor:
         """Minus the derivative of each label's loss with respect to this block's output.
@@ -238,6 +250,8 @@ def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
     if not any(x.learning and x.signal is not Signal.LABEL for x in learners):
         return step(learners, batch)
     x, labels = batch.load()
+    if of_net := [learner.signal for learner in learners if isinstance(learner.signal, NetSignal)]:
+        return _step_on_net(of_net[0], learners, x, labels)
     values = []
     for learner in learners:
         values.append(learner.forward(x))
@@ -246,6 +260,17 @@ def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
     for learner, saved in zip(learners, values, strict=True):
         if learner.learning:
             learner.update(saved, labels, error)
+
+
+def _step_on_net(signal: NetSignal, learners: Sequence[Any], x: Any, labels: Tensor) -> None:
+    """Every block learns from what a signal of the whole net has for it."""
+    for learner, given in zip(learners, signal(learners, x, labels), strict=True):
+        if learner.learning and given is not None and given.gradients is None:
+            learner.updater.apply(given.saved, given.signal, labels, False)
+        elif learner.learning and given is not None:
+            learner.updater.apply_gradients(given.gradients, given.local, labels)
+        if learner.noise is not None:
+            learner.noise[1].add_(1)
 
 
 def with_figures(step: Step) -> Step:

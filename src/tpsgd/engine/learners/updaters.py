@@ -159,6 +159,14 @@ class OptimizerSteps(Updater):
                 self.step_optimizer()
         learner.figures.add(local, labels)
 
+    def apply_gradients(self, grads: dict[str, Tensor], local: Any, labels: Tensor) -> None:
+        """One step with gradients that another has computed."""
+        for name, grad in grads.items():
+            _set_gradient(self.moving[name], grad, self.share)
+        if self.share == 1.0 and not self.waits:
+            self.step_optimizer()
+        self.learner.figures.add(local, labels)
+
     def take_step(self) -> None:
         """Take the optimizer's step and drop the gradients, unless another sums them first."""
         if not self.waits:

@@ -90,5 +90,8 @@ def full(dy: Tensor, y: Tensor) -> Tensor:
     if dy.shape == y.shape or dy.dim() != 4:
         return dy
     filled = torch.empty_like(y)
-    bands(filled, dy.shape[2]).copy_(spread(dy, y))
+    pixels, values = bands(filled, dy.shape[2]), spread(dy.to(y.dtype), y)
+    if y.element_size() == 2 and not pixels.shape[-1] % 4:  # four at once, a quarter of the time
+        pixels, values = pixels.view(torch.int64), values.view(torch.int64)
+    pixels.copy_(values)
     return filled

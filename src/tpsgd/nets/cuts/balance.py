@@ -19,10 +19,14 @@ TIE = 1.1  # peaks that differ by less than this factor count as equal
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one layer stores for its gradients: bytes by storage, and bytes of its largest map."""
+    """What one layer stores for its gradients: bytes by storage, and bytes of its largest map.
+
+    In `closed_form` a layer that is a block by itself has no derivative with respect to its input.
+    """
 
     stored: dict[int, int]
     largest: int
+    closed_form: bool = False
 
 
 def layers_per_block(
@@ -112,10 +116,11 @@ def _peaks(footprints: Sequence[Footprint]) -> list[list[float]]:
         stored: dict[int, int] = {}
         peaks.append([])
         highest = 0
-        for layer in footprints[start:]:
+        for i, layer in enumerate(footprints[start:]):
             stored |= layer.stored
-            highest = max(highest, sum(stored.values()) + 2 * layer.largest)
-            peaks[-1].append(highest)
+            peak = sum(stored.values()) + 2 * layer.largest
+            highest = max(highest, peak)
+            peaks[-1].append(peak - layer.largest if i == 0 and layer.closed_form else highest)
     return peaks
 
 

@@ -25,6 +25,7 @@ from tpsgd.nets.cuts.split import layers_of
 from tpsgd.objectives import Objective, Site
 from tpsgd.rules import Rule, resolve
 from tpsgd.train import sequential, simultaneous
+from tpsgd_export.read_model import DROPOUT, norms_of
 from tpsgd_export.recipe import StepRecipe
 from tpsgd_export.to_c.compiled import FLAGS, compiler, run_program
 from tpsgd_export.to_c.integer_scales import IntegerNet
@@ -49,6 +50,7 @@ OF_ADAM = (
 EPOCHS = 5  # of integers
 MOST = 1000  # samples that integers learn
 WORSE = 0.05  # accuracy that integers may lose there
+LEAST = 0.5  # accuracy below which a net is of no use, whatever floats reach
 
 
 class Distances(NamedTuple):
@@ -170,7 +172,7 @@ def trained(
 ) -> Tensor:
     """The weights and class codes that `fit` learns from the samples in their order."""
     codes: dict[int, Tensor] = {}
-    net = _as_in(recipe, copy.deepcopy(model)).to(x.dtype)
+    net = as_in(recipe, copy.deepcopy(model)).to(x.dtype)
     if recipe.targets is not None:
         labels = recipe.targets(labels)
     loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
@@ -213,20 +215,22 @@ def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:
         run_training([model], data, resolve(rule), settings, features, wrapper)
 
 
-def _as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
-    """The model with norms of frozen layers folded into their weights, and standardised outputs."""
-    norms = []
+def as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
+    """The model as it is exported: norms folded, weights of a byte rounded, without dropout."""
+    left_out: list[nn.Module] = [m for m in model.modules() if isinstance(m, DROPOUT)]
     for block, record in zip(layers_of(model), recipe.blocks, strict=True):
-        if block.between:
-            norms += block.between
-            block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
-            block.layer.bias = nn.Parameter(record.parameters["bias"], requires_grad=False)
+        norms = norms_of(block)
+        left_out += norms
+        if norms or record.scales is not None:
+            for name, values in record.parameters.items():
+                p = nn.Parameter(values.clone(), requires_grad=record.learns)
+                setattr(block.layer, name, p)
     if recipe.targets is not None:
         for name, p in layers_of(model)[-1].layer.named_parameters():
             p.data.copy_(recipe.blocks[-1].parameters[name])
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if any(child is norm for norm in norms):
+            if any(child is other for other in left_out):
                 setattr(module, name, nn.Identity())
     return model
 
@@ -257,11 +261,13 @@ def check_integers(
     texts: dict[str, str],
     labelled: Labelled,
     rate: float,
+    least: float = LEAST,
     **options: Any,
 ) -> str:
     """Learn the calibration samples in integers and with `fit` in floats; say how many are right.
 
-    Integers that lose more than a few points are refused. `options` are the rule and the seed.
+    Integers that lose more than a few points are refused, and so are those that are right on fewer
+    samples than `least`, or than the most frequent class has. `options` are the rule and the seed.
     """
     if compiler() is None:
         return NOT_RUN
@@ -278,6 +284,14 @@ def check_integers(
             f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
             f"epochs, in float32 {theirs:.1%}: nothing was written; export it with int16 or "
             "float32"
+        )
+    most = float(labels.bincount().max()) / len(labels)
+    if ours < max(least, most):
+        floor = f"least={least:.1%}" if least >= most else f"one class alone has {most:.1%}"
+        raise TpsgdError(
+            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
+            f"epochs, in float32 {theirs:.1%}, and {floor}: nothing was written; train the model "
+            "further, choose another rate=, or lower least="
         )
     return (
         f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs: {ours:.1%} of them "

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd_export.to_c.names import name_in, renamed
 from tpsgd_export.to_c.source import SEQUENCE_ERRORS
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 LONGEST_TRIAL = 600  # seconds
+ANSWERS = (*SEQUENCE_ERRORS, "BAD_FLASH", "MORE")
 TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
 MEASURED = SEQUENCE_ERRORS.index("MEASURED")
 PROBE = """
@@ -55,7 +57,7 @@ def compiler() -> list[str] | None:
 def compiled_library(
     folder: Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
 ) -> ctypes.CDLL:
-    """`net.c` and `probe.c` of a folder, compiled and loaded."""
+    """The programs of a folder, compiled and loaded."""
     with tempfile.TemporaryDirectory() as place:  # a system loads one library of a name only
         library = Path(place, "net.so")
         _compile(folder, library, [*flags, "-shared", "-fPIC"], command)
@@ -74,7 +76,7 @@ def run_program(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         program, source, target = (folder / name for name in ("trial", "input", "output"))
-        for name, text in {**texts, "probe.c": main}.items():
+        for name, text in {**texts, "probe.c": renamed(main, name_in(texts))}.items():
             (folder / name).write_text(text, encoding="utf-8")
         _compile(folder, program, flags)
         source.write_bytes(content)
@@ -87,7 +89,7 @@ def run_program(
             raise _died(f"took more than {LONGEST_TRIAL} seconds") from None
         if status < 0:
             raise _died(f"was ended by {signal.Signals(-status).name}")
-        if status >= len(SEQUENCE_ERRORS):
+        if status >= len(ANSWERS):
             raise _died(f"ended with status {status}")
         _raise(status)
         return target.read_bytes()
@@ -103,16 +105,26 @@ def _died(end: str) -> TpsgdError:
 def _compile(
     folder: Path, target: Path, flags: Sequence[str], command: Sequence[str] | None = None
 ) -> None:
-    """Compile `net.c` and `probe.c` of a folder."""
+    """Compile the programs of a folder."""
     command = command or compiler()
     if command is None:
         raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
-    sources = [str(folder / name) for name in ("net.c", "probe.c")]
+    sources = map(str, sorted(folder.glob("*.c")))
     done = subprocess.run(
         [*command, *flags, *sources, "-o", str(target)], capture_output=True, text=True
     )
     if done.returncode:
         raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
+
+
+class _Functions:
+    """The functions of a net, called as those of a net called `net` are."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self._library, self._name = library, name
+
+    def __getattr__(self, function: str) -> Any:
+        return getattr(self._library, renamed(function, self._name))
 
 
 class CompiledNet:
@@ -131,14 +143,16 @@ class CompiledNet:
     def __init__(
         self, folder: str | Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
     ) -> None:
+        prefix = name_in(path.name for path in Path(folder).glob("*tpsgd.h"))
         with tempfile.TemporaryDirectory() as copy:
-            for name in ("net.h", "net.c", "tpsgd.h"):
-                shutil.copy(Path(folder, name), copy)
-            if "net_quantise" in Path(copy, "net.h").read_text():
+            for file in ("net.h", "net.c", "tpsgd.h"):
+                shutil.copy(Path(folder, renamed(file, prefix)), copy)
+            if f"{prefix}_quantise" in Path(copy, f"{prefix}.h").read_text():
                 raise TpsgdError(f"{folder} has a net of integers: CompiledNet runs floats only")
-            Path(copy, "probe.c").write_text(PROBE)
-            self.net: Any = compiled_library(Path(copy), command, flags)
-        sizes = list((ctypes.c_ulong * 9).in_dll(self.net, "probe_sizes"))
+            Path(copy, "probe.c").write_text(renamed(PROBE, prefix))
+            library = compiled_library(Path(copy), command, flags)
+        self.net: Any = _Functions(library, prefix)
+        sizes = list((ctypes.c_ulong * 9).in_dll(library, "probe_sizes"))
         state, arena, self.params, self.capacity, self.batch, self.blocks, *sizes = sizes
         self.record_bytes, self.ram, self.inputs = sizes
         for name, types in SIGNATURES.items():
@@ -280,7 +294,7 @@ def _as_tensor(values: Any, dtype: torch.dtype, name: str) -> Tensor:
 
 def _raise(code: int) -> None:
     if code:
-        name = SEQUENCE_ERRORS[code]
+        name = ANSWERS[code]
         raise TpsgdError(
             f"the exported net refused: NET_{name}{TOO_LARGE if name == 'DIVERGED' else ''}"
         )

@@ -21,14 +21,16 @@ from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.plain_steps import with_plain_scales
 from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
-from tpsgd_export.to_c.arduino import as_library
-from tpsgd_export.to_c.check import EPOCHS, check, check_integers
+from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source
+from tpsgd_export.to_c.libraries import as_library, check_library
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
-from tpsgd_export.to_c.source import sources, summary
+from tpsgd_export.to_c.names import check_name
+from tpsgd_export.to_c.small import with_small_weights
+from tpsgd_export.to_c.source import sources
 
 
 def c(
@@ -47,11 +49,14 @@ def c(
     samples: Any = None,
     labels: Any = None,
     numbers: str = "float32",
+    frozen: str = "float32",
     rate: float = 2.0**-7,
+    least: float = LEAST,
     spare: int = 0,
     files: str = "plain",
     inputs: Mapping[str, Any] | None = None,
     classes: Sequence[str] | None = None,
+    name: str = "net",
     overwrite: bool = False,
 ) -> Exported:
     """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
@@ -81,12 +86,18 @@ def c(
             these; labels and predictions on the device have their units.
         numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
             whose weights move by stochastic rounding. Binary points come from the samples.
+        frozen: "int8": weights of layers that do not learn are a byte each in flash, with a scale
+            for each unit or filter; their sums and outputs stay floats.
         rate: the learning rate that the binary points of integers leave room for.
+        least: the share of the samples that integers must get right in the check.
         spare: classes that may come later.
-        files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
+        files: "plain", "arduino": a library of the Arduino IDE, with sketches, or "zephyr": a
+            module of Zephyr.
         inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
             for training, `net_scale` does the same on the device.
         classes: `data.classes`, the names of the labels, for the header.
+        name: what all functions, types, macros and files begin with. Two nets of different names
+            link into one program; `name="gait"` has `gait.h`, `gait_step` and `GAIT_OK`.
         overwrite: replace an earlier export.
 
     Examples:
@@ -97,8 +108,12 @@ def c(
         11132
     """
     check_word("codes", codes, ("auto", "hash", "flash", "binary"))
-    check_word("files", files, ("plain", "arduino"))
+    check_word("files", files, ("plain", "arduino", "zephyr"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
+    check_word("frozen", frozen, ("float32", "int8"))
+    check_name(name)
+    if not 0 <= least <= 1:
+        raise TpsgdError(f"least must be a share from 0 to 1, got {least!r}")
     floats = numbers == "float32"
     if not floats and codes not in ("auto", "binary"):
         raise TpsgdError(
@@ -118,6 +133,11 @@ def c(
     recipe = read_model(model, learning, shape, **settings)
     if floats and (plain := with_plain_scales(learning, recipe)) is not learning:
         learning, recipe = plain, read_model(model, plain, shape, **settings)
+    check_library(files, recipe, floats, name)
+    if frozen == "int8":
+        if not floats:
+            raise TpsgdError(f"frozen='int8' is for a net of floats: all of this one is {numbers}")
+        recipe = with_small_weights(recipe)
     net = None
     if floats:
         recipe = with_codes(recipe, codes)
@@ -134,28 +154,22 @@ def c(
     _keep_within(ram, memory)
     meaning = read_inputs(inputs, classes, recipe)
     meaning.warn_of_lost_digits()
-    texts = with_inputs(texts, meaning, recipe)
+    texts = with_inputs(texts, meaning, recipe, name)
     if meaning.shift:
         scaling = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
         memory = replace(memory, flash=memory.flash | scaling)
     written = texts
-    if files == "arduino":
-        if recipe.recurrent or recipe.batch > 1 or not floats or recipe.targets:
-            raise TpsgdError(
-                "files='arduino' has a sketch that learns one sample at a time, in floats, and its "
-                "class: export a net of classes that is not recurrent, with batch=1 and "
-                "numbers='float32', or plain files"
-            )
-        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
+    if files != "plain":
+        written = as_library(files, texts, recipe, memory.ram_bytes, name)
     check_new(Path(folder), overwrite, *written)
     if net is None:
         checked = check(model, recipe, texts, order, rule=learning, loss=loss)
     else:
         labelled = samples, torch.as_tensor(labels).flatten().long()
-        checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)
+        checked = check_integers(model, net, texts, labelled, rate, least, rule=learning, seed=seed)
     with output_folder(Path(folder), tuple(written), overwrite) as path:
         paths = write_together({path / name: text.encode() for name, text in written.items()})
-    return Exported(paths, checked, memory=memory, note=meaning.note("net_scale"))
+    return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))
 
 
 def as_rule(rule: Any) -> Any:

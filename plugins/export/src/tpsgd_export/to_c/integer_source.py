@@ -86,10 +86,17 @@ def record_head(net: IntegerNet) -> bytes:
 def integer_source(net: IntegerNet) -> dict[str, str]:
     """The files of a net that learns in integers, by their names."""
     words = _words(net, places(net))
-    kernels = f"#include <stdint.h>\n\n{read_text('kernels/integer.h')}\n#endif\n"
+    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer"))
+    kernels = "\n".join(["#include <stdint.h>", "", *texts, "#endif", ""])
+    best = {"number": "int32_t", "input": "net_input", "recurrent": False}
+    words["best"] = filled("best.h", best)
+    words["records"] = filled("records.h", {"forgotten": ""})
     return {
         "net.h": filled("integer_net.h", words),
-        "net.c": filled("integer_net.c", words),
+        "net.c": "".join(
+            filled(f"{name}.c", words)
+            for name in ("integer_net", "bytes", "integer_lasting", "records")
+        ),
         "tpsgd.h": f"#ifndef TPSGD_H\n#define TPSGD_H\n\n{kernels}",
     }
 
@@ -126,11 +133,10 @@ def _words(net: IntegerNet, at: IntegerPlaces) -> dict[str, Any]:
         "random": net.random,
         "forward": forward,
         "step": step,
-        "head": _table("uint32_t", "net_head", head, "u"),
+        "head": _table("uint32_t", "net_head", head, "u", "TPS_IN_FLASH"),
         "words": len(head),
-        "start": 4 * len(head),
-        "class_bytes": 4 * CLASSES,
-        "random_bytes": 4 * RANDOM,
+        "class_word": CLASSES,
+        "random_word": RANDOM,
         "loops": _loaded_weights(net, at),
     }
 
@@ -147,10 +153,11 @@ def _tables(net: IntegerNet) -> Iterator[str]:
                 yield _table("int32_t", f"net_biases_{i}", layer.biases)
 
 
-def _table(kind: str, name: str, values: Iterable[int], suffix: str = "") -> str:
+def _table(kind: str, name: str, values: Iterable[int], suffix: str = "", place: str = "") -> str:
     numbers = [f"{int(v)}{suffix}" for v in values]
     lines = "\n    ".join(wrap(", ".join(numbers), WIDTH))
-    return f"static const {kind} {name}[{len(numbers)}] = {{\n    {lines}}};\n"
+    place = place and f" {place}"
+    return f"static const {kind} {name}[{len(numbers)}]{place} = {{\n    {lines}}};\n"
 
 
 def _row(i: int, layer: IntegerLayer) -> str:
@@ -182,19 +189,20 @@ def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
         call = f"(&net_layers[{i}], {_weights_and_biases(i, layer, at)}, {source}, "
         if i == last:
             forward.append(f"    tps_int_logits{call}s->classes, logits);")
-            step.append(f"    tps_int_logits{call}s->classes, a->e);")
+            outputs_of = f"    tps_int_logits{call}s->classes, a->e);"
             kernel, outputs = "tps_int_learn_head", ""
         else:
             forward.append(f"    tps_int_forward{call}a->y + {at.outputs[i]});")
-            step.append(forward[-1])
+            outputs_of = forward[-1]
             kernel, outputs = "tps_int_learn_hidden", f"a->y + {at.outputs[i]}, "
+        step.append(f"    case {i}:\n    {outputs_of}")
         if layer.learns:
             step.append(
-                f"    if (blocks & UINT32_C({1 << i})) {{\n"
-                f"        value = {kernel}{call}{outputs}s->classes,\n"
-                "            *labels, rate, a->e, &s->random);\n"
-                f"        if (loss) loss[{i}] = value;\n    }}"
+                f"        if (blocks & UINT32_C({1 << i}))\n"
+                f"            value = {kernel}{call}{outputs}s->classes,\n"
+                "                *labels, rate, a->e, &s->random);"
             )
+        step.append("        break;")
     return "\n".join(forward), "\n".join(step)
 
 
@@ -210,9 +218,9 @@ def _loaded_weights(net: IntegerNet, at: IntegerPlaces) -> str:
     """Loops that read the weights of a record, each within its layer's limit."""
     size = at.weight_bytes
     return "\n".join(
-        f"    for (i = {start}; i < {start + layer.weights.size}; i++, p += {size})\n"
-        f"        s->weights[i] = (TPS_WEIGHT)tps_clip(tps_get_signed(p, {size}), "
-        f"net_layers[{i}].limit);"
+        f"    for (i = {start}; i < {start + layer.weights.size}; i++)\n"
+        f"        s->weights[i] = (TPS_WEIGHT)tps_clip(tps_signed(tps_next(in, {size}), {size}), "
+        f"\n            net_layers[{i}].limit);"
         for i, (layer, start) in enumerate(zip(net.layers, at.weights, strict=True))
         if layer.learns
     )

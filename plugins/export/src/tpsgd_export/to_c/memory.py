@@ -30,6 +30,7 @@ QUANTILES = 2049 * 4  # bytes of the table of normal quantiles
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 FEW_CODES = QUANTILES  # bytes of codes up to which a table is smaller than computing them
 PROGRESS = 6  # words of tps_progress in kernels/cells.h
+UNPACKED = 4  # rows of small weights that become floats together: kernels/small.h
 CODES, GAIN = "class codes that learn", "gain"
 UNITS = "mean and deviation of the labels"
 Places = tuple[dict[str, int], ...]  # of every block, by name
@@ -171,12 +172,14 @@ def summed(block: BlockRecipe) -> int:
 
 
 def _scratch(block: BlockRecipe) -> int:
-    """Numbers that a block needs only while it computes a time step."""
+    """Numbers that a block needs only while it computes its outputs, or a time step."""
     layer = block.layer
     if isinstance(layer, CellLayer):
         return 2 * layer.outputs
     if isinstance(layer, DiagonalLayer):
         return 1 + 5 * layer.outputs + 2 * (layer.outputs + layer.states) * block.learns
+    if block.scales is not None:  # four rows of weights, and their biases, as floats
+        return UNPACKED * (fan_in(block) + 1)
     return 0
 
 
@@ -228,7 +231,13 @@ def _lasting_ram(recipe: StepRecipe) -> dict[str, int]:
 
 def _flash(recipe: StepRecipe) -> dict[str, int]:
     """Bytes of constants."""
-    tables = {"initial weights": FLOAT * recipe.all_weights}
+    small = sum(b.parameters["weight"].numel() for b in recipe.blocks if b.scales is not None)
+    tables = {"initial weights": FLOAT * (recipe.all_weights - small)}
+    if small:
+        tables["weights of a byte"] = small
+        tables["scales of their rows"] = FLOAT * sum(
+            len(block.scales) for block in recipe.blocks if block.scales is not None
+        )
     if recipe.targets:
         tables[UNITS] = 2 * FLOAT * recipe.outputs
     codes = [block.local.codes for block in recipe.blocks if block.local]

@@ -41,11 +41,13 @@ from tpsgd_export.to_c.memory import (
 )
 
 FRAGMENTS = (
-    *("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records"),
+    *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "small", "losses"),
+    "step",
     *("cells", "diagonal", "sequences", "backprop"),
 )
 ONLY_FOR = {  # fragments that few nets need
     "maps": "convolutions",
+    "small": "small",
     "cells": "sequences",
     "diagonal": "diagonal",
     "sequences": "sequences",
@@ -54,6 +56,8 @@ ONLY_FOR = {  # fragments that few nets need
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
 SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
+FORGOTTEN = """
+ * A record has no moments: after it the optimizer begins anew."""
 NOWHERE = "TPS_NOWHERE"
 FEW_BLOCKS = 4  # up to which each is compiled with its constants: faster, and more code
 CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
@@ -62,8 +66,12 @@ CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 def sources(recipe: StepRecipe) -> dict[str, str]:
     """The files of a net by their names."""
     words = _words(recipe, layout(recipe))
+    best = {"number": "float", "input": "float", "recurrent": recipe.recurrent}
+    words["best"] = "" if recipe.targets else filled("best.h", best)
+    words["records"] = filled("records.h", {"forgotten": FORGOTTEN})
     name = "read" if recipe.recurrent else "learn"
-    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None), "lasting.c"]
+    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None)]
+    programs += ["bytes.c", "lasting.c", "records.c"]
     return {
         "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
         "net.c": "".join(filled(program, words) for program in programs),
@@ -137,6 +145,8 @@ def _needs(recipe: StepRecipe) -> set[str]:
             }
         if block.pools:
             chosen.add("pools")
+        if block.scales is not None:
+            chosen.add("small")
         if block.local:
             chosen.add("readout" if block.local.name == "readout" else "targets")
             if block.local.codes.distribution == "normal":
@@ -158,18 +168,19 @@ def number(value: float) -> str:
     return f"{np.float32(value)!s}f"
 
 
-def array(kind: str, name: str, values: Iterable[str]) -> str:
-    """A constant array, a few numbers on each line."""
+def array(kind: str, name: str, values: Iterable[str], place: str = "") -> str:
+    """A constant array; with `place` TPS_IN_FLASH out of the RAM of an AVR."""
     values = list(values)
     lines = [", ".join(values[i : i + 8]) for i in range(0, len(values), 8)]
     body = ",\n    ".join(lines)
-    return f"static const {kind} {name}[{len(values)}] = {{\n    {body}}};\n"
+    place = place and f" {place}"
+    return f"static const {kind} {name}[{len(values)}]{place} = {{\n    {body}}};\n"
 
 
-def floats(name: str, tensors: Iterable[Tensor]) -> str:
+def floats(name: str, tensors: Iterable[Tensor], place: str = "") -> str:
     """A constant array of the numbers of some tensors."""
     numbers = torch.cat([t.detach().flatten().float() for t in tensors])
-    return array("float", name, map(number, numbers.numpy()))
+    return array("float", name, map(number, numbers.numpy()), place)
 
 
 def comment(*lines: str) -> str:
@@ -219,7 +230,7 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
     targets, lasting = recipe.targets, recipe.learned + len(measured)
     units = torch.stack([targets.shift, targets.scale]) if targets else torch.tensor([])
-    tables.append(floats("initial", [*weights, torch.tensor(measured), units]))
+    tables.append(floats("initial", [*weights, torch.tensor(measured), units], "TPS_IN_FLASH"))
     draw = f"    tps_draw_codes(&codes{{}}, {recipe.outputs}u, s->weights + {{}});"
     drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
     adam, count = recipe.optimizer == "adam", len(recipe.blocks)
@@ -254,6 +265,7 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "moments_at": "0" if recipe.optimizer == "sgd" else "s->moments",
         "ticks": 2 * count * adam,
         "ticks_at": "s->ticks" if adam else "0",
+        "part_ticks": "s->ticks + 2 * i" if adam else "0",
         "tables": "\n".join(tables),
         "rows": ",\n".join(rows),
         "layers": ",\n".join(layers),
@@ -300,8 +312,13 @@ def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
         yield f"static const tps_pool pools{i}[{len(block.pools)}] = {rows};"
     if block.local:
         yield from _code_tables(i, block.local.codes)
-    if not block.learns:
-        yield floats(f"fixed{i}", block.parameters.values())
+    fixed = dict(block.parameters) if not block.learns else {}
+    if block.scales is not None:
+        rows = fixed.pop("weight").flatten(1) / block.scales[:, None]
+        yield array("int8_t", f"small{i}", map(str, rows.round().int().flatten().tolist()))
+        yield floats(f"scales{i}", [block.scales])
+    if fixed:
+        yield floats(f"fixed{i}", fixed.values())
     if isinstance(layer, DiagonalLayer):
         names = ("x", "h", "traces", "lambda", "mean")
         at = [memory.blocks[i].get(name, NOWHERE) for name in names]
@@ -331,12 +348,14 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
     last = "head" if block is recipe.blocks[-1] else "hidden"
     kind = local.name if local else last if block.learns else "frozen"
     loss = local.loss if local else recipe.loss
-    at = memory.lasting[i]
+    at = dict(memory.lasting[i])
+    if block.scales is not None:
+        at = {"weight": 0} | ({"bias": 0} if "bias" in at else {})
     return row(
         *(layer.inputs, layer.filters if isinstance(layer, Convolution) else layer.outputs),
         *(pixels(block), fan_in(block), next(iter(at.values()))),
         at.get("cells.0.bias_x" if block.recurrent else "bias", NOWHERE),
-        "0" if block.learns else f"fixed{i}",
+        f"fixed{i}" if not block.learns and (block.scales is None or "bias" in at) else "0",
         *(memory.blocks[i]["output"], layer.outputs if block.recurrent else block.pooled),
         *(f"TPS_{word.upper()}" for word in (block.activation, kind)),
         "TPS_L1_LOSS" if loss == "l1" else f"TPS_{loss.upper()}",
@@ -347,6 +366,7 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
         *(rows, columns, *((local and local.grid) or (1, 1))),
         *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
         *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
+        *(("0", "0", 0) if block.scales is None else (f"small{i}", f"scales{i}", memory.scratch)),
     )
 
 

@@ -33,7 +33,7 @@ from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import SampleFormat, read_inputs
 from tpsgd_export.read_model import as_samples, check_shape, read_model
 from tpsgd_export.recipe import Shape, StepRecipe
-from tpsgd_export.to_c.check import LR, OPTIMIZERS, keeping_codes
+from tpsgd_export.to_c.check import LR, OPTIMIZERS, as_in, keeping_codes
 from tpsgd_export.to_onnx.graph import count_nodes
 from tpsgd_export.to_onnx.step import epoch_model, predict_model, step_model
 
@@ -253,7 +253,8 @@ class _Trial:
 
     def _by_fit(self, x: Tensor, labels: Tensor) -> State:
         """What `fit` learns from all batches, and the logits of the first before: flat."""
-        model, codes = copy.deepcopy(self.model).cpu().to(x.dtype).eval(), dict[int, Tensor]()
+        model = as_in(self.recipe, copy.deepcopy(self.model).cpu()).to(x.dtype).eval()
+        codes = dict[int, Tensor]()
         with torch.no_grad(), without_autocast():
             logits = connect(model)(x[0])
         rules = [self.rule] * len(self.recipe.blocks) if isinstance(self.rule, Rule) else self.rule
@@ -265,7 +266,7 @@ class _Trial:
                 model, batches, rule=[keeping_codes(rule, codes) for rule in rules],
                 loss=self.loss, order=simultaneous, optimizer=OPTIMIZERS[optimizer],
                 lr=LR[optimizer], epochs=1, seed=self.recipe.seed, progress=False,
-                memory=Memory(measure=False),
+                memory=Memory(measure=False), blocks="layers",
             )  # fmt: skip
         learned = {name: p for name, p in model.named_parameters() if name in self.state}
         names = [name for name in self.state if name.startswith("codes/")]

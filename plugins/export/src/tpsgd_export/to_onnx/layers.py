@@ -33,13 +33,17 @@ def activate(g: Graph, block: BlockRecipe, z: str) -> str:
         return z
     if block.activation == "leaky_relu":
         return g.LeakyRelu(z, alpha=block.slope)
+    if block.activation == "relu6":
+        return g.Min(g.Relu(z), 6.0)
     return {"relu": g.Relu, "tanh": g.Tanh, "sigmoid": g.Sigmoid}[block.activation](z)
 
 
 def times_derivative(g: Graph, block: BlockRecipe, dy: str, y: str) -> str:
     """dy * sigma'(z), from y = sigma(z)."""
     kind = block.activation
-    if kind in ("relu", "leaky_relu"):
+    if kind == "relu6":
+        dy = g.Where(g.Less(y, 6.0), dy, 0.0)
+    if kind in ("relu", "relu6", "leaky_relu"):
         below = g.Mul(dy, block.slope) if kind == "leaky_relu" else 0.0
         return g.Where(g.Greater(y, 0.0), dy, below)
     if kind == "tanh":

@@ -20,6 +20,8 @@ from tpsgd.losses import Loss
 from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
+from tpsgd_export.heads.recipe import HeadRecipe, unit_scale
+from tpsgd_export.heads.source import sources as head_sources
 from tpsgd_export.read_model import read_model
 from tpsgd_export.recipe import Convolution, StepRecipe
 from tpsgd_export.records import learning_mask
@@ -31,12 +33,21 @@ from tpsgd_export.to_page import wasm
 from tpsgd_export.to_page.samples import PageSamples, chosen, drawing
 
 FOLDER = Path(__file__).with_name("static")
-SCRIPTS = ("net.js", "trainer.js", "sketch.js", "features.js", "chart.js", "learn.js")
+SCRIPTS = (
+    "net.js",
+    "one_pass.js",
+    "trainer.js",
+    "sketch.js",
+    "features.js",
+    "chart.js",
+    "learn.js",
+)
 FILE_BYTES = 260_000  # of the file, for the program and the samples; the rest takes 40,000
 LEAST_FOR_SAMPLES = 120_000  # even if the program is large
 MOST_FOR_SAMPLES = 180_000
 CALIBRATION = 256  # training samples that calibrated readouts measure
 LARGEST_RATE = 1000
+ONE_PASS = 128  # features of the head that learns in one pass
 MOST_SLIDERS = 16  # features that can be set by hand
 
 
@@ -86,19 +97,30 @@ def page(
         raise TpsgdError(f"the model has {outputs} outputs, and the data {classes} classes")
     if recipe.recurrent:
         raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
-    wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
-    program = wasm.compiled({**sources(recipe), "wasm.c": wrapper})
+    head = head_sources(page_head(recipe, data, seed))
+    program = wasm.compiled(
+        {**sources(recipe), "wasm.c": _read("wasm.c"), **head, "one_pass.c": _read("one_pass.c")}
+    )
     left = FILE_BYTES - len(program) * 4 // 3
     samples = chosen(data, min(max(left, LEAST_FOR_SAMPLES), MOST_FOR_SAMPLES), seed)
     record = {
         **_net(recipe, lr),
         **_inputs(data, samples),
+        "onePass": ONE_PASS,
         "samples": samples.record(),
         "wasm": b64encode(program).decode(),
         "wasmBytes": len(program),
     }
     checked = check(model, recipe, sources(recipe), simultaneous, rule=rule, loss=loss)
     return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
+
+
+def page_head(recipe: StepRecipe, data: Data, seed: int) -> HeadRecipe:
+    """The head that learns in one pass next to the net, on features of the samples themselves."""
+    return HeadRecipe(
+        recipe.inputs, ONE_PASS, recipe.classes, recipe.spare, seed=seed % (1 << 32),
+        scale=unit_scale(torch.as_tensor(data.train[0][:CALIBRATION])),
+    )  # fmt: skip
 
 
 def _check(path: Path, data: Any, lr: Any) -> None:

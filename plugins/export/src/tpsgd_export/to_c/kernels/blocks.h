@@ -6,6 +6,7 @@ enum { TPS_NONE, TPS_RELU, TPS_LEAKY_RELU, TPS_TANH, TPS_SIGMOID };
 enum { TPS_HEAD, TPS_FROZEN, TPS_READOUT, TPS_L2, TPS_L1, TPS_INNER, TPS_HIDDEN };
 enum { TPS_CROSS_ENTROPY, TPS_BCE, TPS_MSE, TPS_L1_LOSS, TPS_HUBER };
 enum { TPS_POOL_MAX, TPS_POOL_MEAN, TPS_POOL_CELLS };
+enum { TPS_RELU6 = TPS_SIGMOID + 1 };
 
 typedef struct {
     uint16_t channels, rows, columns; /* of the input */
@@ -36,6 +37,9 @@ typedef struct {
     float gain, target; /* of a readout's logits; gain 0: target over the size of its features */
     uint32_t slot;      /* of a measured gain, or TPS_NOWHERE */
     uint32_t learned;   /* place of codes that learn among the weights, or TPS_NOWHERE */
+    const int8_t *small; /* weights of a byte, of a block that does not learn, or 0 */
+    const float *scales; /* of their rows */
+    uint32_t unpacked;   /* place in the arena where a few of them become floats */
 } tps_block;
 
 /* Number i of the code of a class, as it was drawn or as it has been learned */
@@ -63,6 +67,7 @@ TPS_HOT float tps_activate(const tps_block *b, float z)
     switch (b->activation) {
     case TPS_RELU: return z > 0.0f ? z : 0.0f;
     case TPS_LEAKY_RELU: return z > 0.0f ? z : z * b->slope;
+    case TPS_RELU6: return z > 6.0f ? 6.0f : z > 0.0f ? z : 0.0f;
 #ifdef TPS_WITH_TANH
     case TPS_TANH: return tps_tanh(z);
 #endif
@@ -79,6 +84,7 @@ TPS_HOT float tps_slope(const tps_block *b, float y)
     switch (b->activation) {
     case TPS_RELU: return y > 0.0f ? 1.0f : 0.0f;
     case TPS_LEAKY_RELU: return y > 0.0f ? 1.0f : b->slope;
+    case TPS_RELU6: return y > 0.0f && y < 6.0f ? 1.0f : 0.0f;
     case TPS_TANH: return 1.0f - y * y;
     case TPS_SIGMOID: return y * (1.0f - y);
     default: return 1.0f;

@@ -359,34 +359,9 @@ TPS_INT_FN int32_t tps_int_learn_head(const tps_int_layer *l, TPS_WEIGHT *w, int
     return loss;
 }
 
-/* ---- records ---- */
-
-TPS_INT_FN uint32_t tps_int_crc(uint32_t crc, const uint8_t *bytes, uint32_t count)
+/* A number of some low bytes, with its sign */
+TPS_INT_FN int32_t tps_signed(uint32_t number, uint32_t bytes)
 {
-    uint32_t i, bit;
-    for (i = 0; i < count; i++) {
-        crc ^= bytes[i];
-        for (bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (crc & 1 ? UINT32_C(0xEDB88320) : 0);
-    }
-    return crc;
-}
-
-/* The low bytes of a number, lowest first. */
-TPS_INT_FN uint8_t *tps_put(uint8_t *record, uint32_t value, uint32_t bytes)
-{
-    for (; bytes; bytes--, value >>= 8) *record++ = (uint8_t)(value & 255);
-    return record;
-}
-
-TPS_INT_FN uint32_t tps_get(const uint8_t *record, uint32_t bytes)
-{
-    uint32_t value = 0;
-    while (bytes--) value = value << 8 | record[bytes];
-    return value;
-}
-
-TPS_INT_FN int32_t tps_get_signed(const uint8_t *record, uint32_t bytes)
-{
-    uint32_t sign = UINT32_C(1) << (8 * bytes - 1), v = (tps_get(record, bytes) ^ sign) - sign;
+    uint32_t sign = UINT32_C(1) << (8 * bytes - 1), v = (number ^ sign) - sign;
     return v > UINT32_C(0x7FFFFFFF) ? -1 - (int32_t)~v : (int32_t)v;
 }

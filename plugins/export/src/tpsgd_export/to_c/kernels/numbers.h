@@ -38,6 +38,16 @@ TPS_FN int tps_usable(const float *x, uint32_t count)
     return 1;
 }
 
+/* Whether a learning rate is from 0 to TPS_FASTEST. NaN is not, by its bits: under -Ofast a compiler
+ * takes comparisons with NaN for true. */
+TPS_FN int tps_is_rate(float lr)
+{
+    tps_bits limit, number;
+    limit.f = TPS_FASTEST;
+    number.f = lr;
+    return number.u <= limit.u || number.u == 0x80000000u;
+}
+
 TPS_FN float tps_exp(float x)
 {
     tps_bits power;
@@ -107,12 +117,12 @@ TPS_FN float tps_sigmoid(float x) { return 1.0f / (1.0f + tps_exp(-x)); }
 TPS_FN float tps_sqrt(float x)
 {
     tps_bits number;
-    float r;
+    float r, unit = 1.0f;
     int i;
     if (x <= 0.0f) return 0.0f;
-    if (x < 1.0e-30f) return tps_sqrt(x * 1.0e12f) * 1.0e-6f; /* its inverse would be too large */
+    for (; x < 1.0e-30f; x *= 1.0e12f) unit *= 1.0e-6f; /* its inverse would be too large */
     number.f = x;
     number.u = 0x5F3759DFu - (number.u >> 1);
     for (r = number.f, i = 0; i < 3; i++) r *= 1.5f - 0.5f * x * r * r;
-    return x * r;
+    return x * r * unit;
 }

@@ -219,7 +219,7 @@ TPS_FN int tps_finish(const tps_reader *r, float *weights, float *moments, float
 {
     const float *y;
     if (p->error) return (int)p->error;
-    if (!(lr >= 0.0f && lr <= TPS_FASTEST)) return tps_fail(p, TPS_BAD_RATE);
+    if (!tps_is_rate(lr)) return tps_fail(p, TPS_BAD_RATE);
     if (p->mode != TPS_LEARNING || p->label != label || p->blocks != blocks)
         return tps_fail(p, TPS_BAD_ORDER);
     p->mode = TPS_ENDED;

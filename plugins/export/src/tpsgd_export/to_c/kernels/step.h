@@ -37,6 +37,12 @@ TPS_HOT float *tps_outputs(const tps_net *net, const tps_block *b, const float *
     if (b->fixed) weights = b->fixed;
     if (net->batch == 1) samples = 1;
     for (n = 0; n < samples; n++) {
+#ifdef TPS_WITH_SMALL
+        if (b->small) {
+            tps_small_outputs(b, net->arena + b->unpacked, x + n * b->inputs, y + n * b->units * b->pixels);
+            continue;
+        }
+#endif
 #ifdef TPS_WITH_CONVOLUTIONS
         if (b->convolution) tps_convolve(b, weights, x + n * b->inputs, y + n * b->units * b->pixels);
         else
@@ -251,7 +257,7 @@ TPS_FN int tps_refuse(const tps_net *net, const float *x, const tps_label *label
 {
     uint32_t n;
     if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
-    if (!(lr >= 0.0f && lr <= TPS_FASTEST)) return TPS_BAD_RATE;
+    if (!tps_is_rate(lr)) return TPS_BAD_RATE;
     for (n = 0; n < net->batch; n++)
 #ifdef TPS_WITH_NUMBERS
         if (!tps_usable(labels + n * net->classes, net->classes)) return TPS_BAD_LABEL;

@@ -25,8 +25,12 @@ void net_quantise(const float *values, net_input *x)
 {
     uint32_t i;
     for (i = 0; i < NET_INPUT; i++) {
+        union { float f; uint32_t u; } bits;
         float v = values[i] * ${scale}f;
-        int32_t n = v >= ${high}.0f ? $high : v <= ${low}.0f ? $low : 0;
+        int32_t n;
+        bits.f = values[i];
+        if ((bits.u & UINT32_C(0x7FFFFFFF)) > UINT32_C(0x7F800000)) v = 0.0f; /* NaN, also under -Ofast */
+        n = v >= ${high}.0f ? $high : v <= ${low}.0f ? $low : 0;
         if (v >= 0.0f && v < ${high}.0f) n = (int32_t)(v + 0.5f);
         if (v > ${low}.0f && v < 0.0f) n = -(int32_t)(0.5f - v);
         x[i] = (net_input)n;
@@ -68,46 +72,46 @@ $forward
     return NET_OK;
 }
 
+int net_step_part(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
+                  uint16_t rate, uint32_t blocks, int32_t *loss, uint32_t *part)
+{
+    uint32_t i = *part;
+    int32_t value = 0;
+    *part = 0;
+    if (i >= NET_BLOCKS) return NET_BAD_ORDER;
+    if (!rate) return NET_BAD_RATE;
+    if (*labels >= s->classes) return NET_BAD_LABEL;
+    switch (i) {
+$step
+    }
+    if (loss) loss[i] = value;
+    if (i + 1 == NET_BLOCKS) return NET_OK;
+    *part = i + 1;
+    return NET_MORE;
+}
+
 int net_step(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
              uint16_t rate, uint32_t blocks, int32_t *loss)
 {
-    uint32_t i;
-    int32_t value;
-    if (!rate) return NET_BAD_RATE;
-    if (*labels >= s->classes) return NET_BAD_LABEL;
-    for (i = 0; loss && i < NET_BLOCKS; i++) loss[i] = 0;
-$step
-    return NET_OK;
+    uint32_t part = 0;
+    int answer = NET_MORE;
+    while (answer == NET_MORE) answer = net_step_part(s, a, x, labels, rate, blocks, loss, &part);
+    return answer;
 }
 
-$head
-void net_save(const net_state *s, uint8_t *record)
+uint16_t net_best(const net_state *s, const int32_t *logits)
 {
-    uint32_t i;
-    uint8_t *p = record;
-    for (i = 0; i < $words; i++) p = tps_put(p, net_head[i], 4);
-    tps_put(record + $class_bytes, s->classes, 4);
-    tps_put(record + $random_bytes, s->random, 4);
-    for (i = 0; i < NET_WEIGHTS; i++) p = tps_put(p, (uint32_t)s->weights[i], $weight_bytes);
-@bias_count     for (i = 0; i < NET_BIASES; i++) p = tps_put(p, (uint32_t)s->biases[i], 4);
-    tps_put(p, ~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4), 4);
+    uint32_t c, count = net_classes(s), best = 0;
+    if (count == 1) return logits[0] > 0; /* yes or no */
+    for (c = 1; c < count; c++)
+        if (logits[c] > logits[best]) best = c;
+    return (uint16_t)best;
 }
 
-int net_load(net_state *s, const uint8_t *record)
+int net_predict(const net_state *s, net_arena *a, const net_input *x, int32_t *logits, uint16_t *label)
 {
-    uint32_t i, classes = tps_get(record + $class_bytes, 4), random = tps_get(record + $random_bytes, 4);
-    const uint8_t *p = record + $start;
-    for (i = 0; i < $words; i++)
-        if (i != $class_bytes / 4 && i != $random_bytes / 4 && tps_get(record + 4 * i, 4) != net_head[i])
-            return NET_BAD_RECORD;
-    if (!random || classes < $classes || classes > NET_CLASSES
-        || tps_get(record + NET_RECORD_BYTES - 4, 4)
-            != (uint32_t)~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4))
-        return NET_BAD_RECORD;
-${loops}
-@bias_count     for (i = 0; i < NET_BIASES; i++, p += 4)
-@bias_count         s->biases[i] = tps_clip(tps_get_signed(p, 4), TPS_BIAS_LIMIT);
-    s->classes = classes;
-    s->random = random;
-    return NET_OK;
+    int error = net_forward(s, a, x, logits);
+    *label = error ? 0 : net_best(s, logits);
+    return error;
 }
+

@@ -68,16 +68,21 @@ int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *l
 int net_step(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
              uint16_t rate, uint32_t blocks, int32_t *loss);
 
+/* One block's part of net_step, so that a watchdog, or something else, can be served in between.
+ * Begin with *part = 0, and call it with the same arguments until it returns another number than
+ * NET_MORE: that of net_step. In between nothing else may be done with the arena. NET_BAD_ORDER:
+ * *part was no number of it. */
+#define NET_BAD_ORDER 8
+#define NET_MORE 10
+int net_step_part(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
+                  uint16_t rate, uint32_t blocks, int32_t *loss, uint32_t *part);
+
 /* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
  * changes no output of the others. */
 uint32_t net_classes(const net_state *s);
 int net_add_class(net_state *s);
 
-/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
- * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused. */
-void net_save(const net_state *s, uint8_t *record);
-int net_load(net_state *s, const uint8_t *record);
-
+$best$records
 #ifdef __cplusplus
 }
 #endif

@@ -13,3 +13,12 @@ int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 @of_numbers  * left that range, and neither it nor a later block learned. */
 int net_step(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
              uint32_t blocks, float *loss);
+
+/* One block's part of net_step, so that a watchdog, or something else, can be served in between.
+ * Begin with *part = 0, and call it with the same arguments until it returns another number than
+ * NET_MORE: that of net_step. In between nothing else may be done with the arena. NET_BAD_ORDER:
+ * *part was no number of it. */
+#define NET_BAD_ORDER 8
+#define NET_MORE 10
+int net_step_part(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
+                  uint32_t blocks, float *loss, uint32_t *part);

@@ -61,12 +61,7 @@ $functions
 @!of_numbers uint32_t net_classes(const net_state *s);
 @!of_numbers int net_add_class(net_state *s);
 @!of_numbers 
-/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
- * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused.
- * The record has no moments: after net_load the optimizer begins anew. */
-void net_save(const net_state *s, uint8_t *record);
-int net_load(net_state *s, const uint8_t *record);
-
+$best$records
 #ifdef __cplusplus
 }
 #endif

@@ -1,10 +1,12 @@
-// $inputs numbers on a line ask the net; with a label after them, it learns.
+@!of_numbers // $inputs numbers on a line ask the net; with a label after them, it learns.
+@of_numbers // $inputs numbers on a line ask the net; with $outputs more after them, the label, it learns.
 #include <net.h>
 
 static net_state state;
 static net_arena arena;
-static float x[NET_INPUT];
-static float logits[NET_CLASSES], loss[NET_BLOCKS];
+static float x[NET_INPUT], loss[NET_BLOCKS];
+@!of_numbers static float logits[NET_CLASSES];
+@of_numbers static float numbers[NET_NUMBERS];
 
 void setup() {
   Serial.begin(115200);
@@ -26,16 +28,18 @@ void loop() {
 @scale   net_scale(x);
   if (Serial.peek() < ' ') {  // the line ends here: a question
     skip_line();
-    if (net_forward(&state, &arena, x, logits) != NET_OK) return;
-    uint32_t best = 0;
-    for (uint32_t c = 1; c < net_classes(&state); c++)
-      if (logits[c] > logits[best]) best = c;
-    Serial.println(best);
+@!of_numbers     uint16_t best;
+@!of_numbers     if (net_predict(&state, &arena, x, logits, &best) == NET_OK)
+@!of_numbers       Serial.println($best);
+@of_numbers     if (net_forward(&state, &arena, x, numbers) != NET_OK) return;
+@of_numbers     for (uint32_t i = 0; i < NET_NUMBERS; i++) Serial.println(numbers[i]);
     return;
   }
-  uint16_t label = (uint16_t)Serial.parseInt();
+@!of_numbers   uint16_t label = (uint16_t)Serial.parseInt();
+@of_numbers   for (uint32_t i = 0; i < NET_NUMBERS; i++) numbers[i] = Serial.parseFloat();
   skip_line();
-  int error = net_step(&state, &arena, x, &label, 0.01f, NET_ALL_BLOCKS, loss);
+@!of_numbers   int error = net_step(&state, &arena, x, &label, 0.01f, NET_ALL_BLOCKS, loss);
+@of_numbers   int error = net_step(&state, &arena, x, numbers, 0.01f, NET_ALL_BLOCKS, loss);
   if (error) Serial.println(error);
   else Serial.println(loss[NET_BLOCKS - 1]);
 }

@@ -10,13 +10,13 @@ class Chart {
   }
 
   clear() {
-    this.points = []; // [samples, accuracy of the net, accuracy of the control]
+    this.points = []; // [samples, accuracy of the net, of the control, of the one-pass head]
     this.events = []; // [samples, text]
     this.paint();
   }
 
-  add(samples, net, control) {
-    this.points.push([samples, net, control]);
+  add(samples, net, control, head = null) {
+    this.points.push([samples, net, control, head]);
     if (this.points.length > MOST_POINTS) this.points = this.points.filter((_, i) => i % 2 === 0 || i === MOST_POINTS);
     this.paint();
   }
@@ -36,7 +36,8 @@ class Chart {
     pen.font = `13px ${style.fontFamily}`;
     this.axes(pen, box, x, y, last, colour);
     for (const [at, text] of this.events) this.event(pen, box, x(at), text, colour);
-    const series = [[1, colour("--net"), []], ...(this.points.some((p) => p[2] !== null) ? [[2, colour("--control"), [6, 5]]] : [])];
+    const others = [[2, colour("--control"), [6, 5]], [3, colour("--once"), [2, 4]]];
+    const series = [[1, colour("--net"), []], ...others.filter(([k]) => this.points.some((p) => p[k] !== null))];
     for (const [k, ink, dash] of series.reverse()) this.line(pen, k, ink, dash, x, y);
     this.ends(pen, series, box, x, y);
   }
@@ -62,7 +63,8 @@ class Chart {
     Object.assign(pen, { strokeStyle: ink, lineWidth: k === 1 ? 2.5 : 2, lineJoin: "round", lineCap: "round" });
     pen.setLineDash(dash);
     pen.beginPath();
-    this.points.forEach((p, i) => (i ? pen.lineTo(x(p[0]), y(p[k])) : pen.moveTo(x(p[0]), y(p[k]))));
+    this.points.filter((p) => p[k] !== null)
+      .forEach((p, i) => (i ? pen.lineTo(x(p[0]), y(p[k])) : pen.moveTo(x(p[0]), y(p[k]))));
     pen.stroke();
     pen.setLineDash([]);
   }
@@ -71,11 +73,9 @@ class Chart {
   ends(pen, series, box, x, y) {
     const p = this.points[this.points.length - 1];
     if (!p) return;
-    const labels = series.map(([k, ink]) => ({ k, ink, at: y(p[k]) })).sort((a, b) => a.at - b.at);
-    if (labels.length > 1 && labels[1].at - labels[0].at < 17) {
-      const middle = (labels[0].at + labels[1].at) / 2;
-      [labels[0].at, labels[1].at] = [middle - 8.5, middle + 8.5];
-    }
+    const last = series.filter(([k]) => p[k] !== null);
+    const labels = last.map(([k, ink]) => ({ k, ink, at: y(p[k]) })).sort((a, b) => a.at - b.at);
+    for (let i = 1; i < labels.length; i++) labels[i].at = Math.max(labels[i].at, labels[i - 1].at + 17);
     const over = Math.max(0, labels[labels.length - 1].at - (box.bottom - 4));
     pen.textAlign = "left";
     pen.textBaseline = "middle";

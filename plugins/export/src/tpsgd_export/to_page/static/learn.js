@@ -29,6 +29,7 @@ class Page {
     find("step").onclick = () => { this.play(false); this.trainer.steps(1); this.evaluate(); this.predict(); };
     find("epoch").onclick = () => this.play(true, this.trainer.learned + this.trainer.train.count);
     find("reset").onclick = () => this.reset();
+    find("once").onclick = () => this.learnOnce();
     find("pace").oninput = () => this.pace();
     find("rate").oninput = () => this.rate();
     find("sample").onclick = () => this.showHeldOut();
@@ -69,16 +70,30 @@ class Page {
     if (this.playing) this.waiting = requestAnimationFrame(() => this.frame());
   }
 
+  // The one-pass head learns from every built-in sample that it has not seen; the net does not.
+  learnOnce() {
+    this.play(false);
+    const { trainer } = this, before = trainer.onePass.samples, start = performance.now();
+    trainer.once(Array.from({ length: trainer.train.count }, (_, i) => i));
+    const learned = trainer.onePass.samples - before, seconds = (performance.now() - start) / 1000;
+    this.evaluate();
+    this.predict();
+    this.say("once-status", learned
+      ? `${count(learned)} samples in ${seconds.toFixed(2)} seconds, each once.` : "It has seen all of them: there is nothing to repeat.");
+  }
+
   left() { return this.target - this.trainer.learned; }
 
   // Held-out accuracy, the facts and the hidden units, as they are now.
   evaluate() {
-    const start = performance.now(), [net, control] = this.trainer.accuracies();
+    const start = performance.now(), [net, control] = this.trainer.accuracies(), head = this.trainer.onePass.accuracy(this.held);
     this.evaluated = performance.now();
     this.cost = this.evaluated - start;
-    this.chart.add(this.trainer.learned, net, control);
+    this.chart.add(this.trainer.learned, net, control, head);
     find("accuracy").textContent = percent(net);
     if (control !== null) find("control-accuracy").textContent = percent(control);
+    find("head-accuracy").textContent = head === null ? "–" : percent(head);
+    find("head-samples").textContent = count(this.trainer.onePass.samples);
     find("chart").setAttribute("aria-label", `Held-out accuracy after ${count(this.trainer.learned)} samples: ` +
       `${percent(net)}${control === null ? "" : `; control ${percent(control)}`}`);
     const { seconds, timed } = this.trainer;
@@ -106,7 +121,7 @@ class Page {
     this.names = this.record.classes.slice();
     this.chart.clear();
     find("fact-time").textContent = "–";
-    for (const id of ["taught", "new-status", "keep-status"]) this.say(id, "");
+    for (const id of ["taught", "new-status", "keep-status", "once-status"]) this.say(id, "");
     this.labels();
     this.places();
     this.evaluate();
@@ -125,6 +140,8 @@ class Page {
     }
     find("says").innerHTML = sample ? "The net says <b></b>" : "The net says …";
     if (sample) find("says").querySelector("b").textContent = this.names[best];
+    const head = sample ? this.trainer.onePass.predict(sample) : null;
+    find("head-says").textContent = head === null ? "" : `One pass: ${this.names[head]}`;
     for (const chip of find("labels").children) chip.disabled = !sample || this.input.heldOut;
   }
 
@@ -166,9 +183,14 @@ class Page {
       this.evaluate();
       const right = this.net.predict(LEARNER, sample) === label;
       this.say("taught", `${right ? "Learned" : "Not there yet:"} “${this.names[label]}” in ${last} round${last === 1 ? "" : "s"}. ` +
-        `Held-out accuracy ${percent(before)} → ${percent(this.accuracy)}.`);
+        `Held-out accuracy ${percent(before)} → ${percent(this.accuracy)}. ${this.headSays(sample, label)}`);
     };
     go();
+  }
+
+  headSays(sample, label) {
+    const right = this.trainer.onePass.predict(sample) === label;
+    return `The one-pass head has seen it once, and ${right ? "knows it" : "does not know it yet"}.`;
   }
 
   showHeldOut() {
@@ -183,6 +205,7 @@ class Page {
     if (!name || this.net.classes >= this.net.capacity) return;
     if (this.names.includes(name)) return this.say("new-status", `There is a class “${name}” already.`);
     this.net.addClass();
+    this.trainer.onePass.follow(this.net.classes);
     this.names.push(name);
     this.labels();
     this.predict();
@@ -205,7 +228,9 @@ class Page {
     find("own").hidden = !own.length || this.record.kind !== "draw";
     if (find("own").hidden) return;
     const right = own.map((o) => this.net.predict(LEARNER, o.numbers) === o.label);
+    const once = own.filter((o) => this.trainer.onePass.predict(o.numbers) === o.label).length;
     find("own-title").textContent = `Your drawings: ${right.filter(Boolean).length} of ${own.length} recognised`;
+    find("own-once").textContent = `The one-pass head, which saw each of them once and rehearsed nothing: ${once} of ${own.length}.`;
     find("gallery").replaceChildren(...own.map(({ numbers, label }, i) => {
       const item = document.createElement("li"), canvas = document.createElement("canvas");
       [canvas.height, canvas.width] = this.record.shape.slice(-2);
@@ -240,6 +265,8 @@ class Page {
     while (this.names.length < this.net.classes) this.names.push(`new ${this.names.length - this.record.classes.length + 1}`);
     this.names.length = this.net.classes;
     Object.assign(this.trainer, { own: [], order: [] });
+    this.trainer.onePass.begin();
+    this.trainer.onePass.follow(this.net.classes);
     this.labels();
     this.places();
     this.chart.mark(this.trainer.learned, "loaded");
@@ -278,6 +305,7 @@ function write(record, net, train, held) {
     "train-title": `Train on ${count(train.count)} ${draws ? record.noun : "sample"}s`,
     "chart-note": `Accuracy on ${count(held.count)} held-out samples, which the net never learns from. ` + (record.head
       ? "The control starts with the same weights and sees the same samples at the same learning rate, but only its last layer learns. Give it larger rates and more epochs, too, before you compare." : ""),
+    "once-note": `A second learner: ${record.onePass} random features of the sample, and least squares that are solved again after each of them. It learns from every sample once, while the net trains or at the press of a button; it has no learning rate, and rehearses nothing. ${FEW} ${draws ? "drawings" : "samples"} of a new class count as much as a built-in class. It takes ${count(net.c.head_ram())} bytes of RAM.`,
     "units-note": record.hidden ? `Each square is a hidden unit, and shows how learning has changed its weights: blue pixels excite it more than before, orange ones less. The squares are empty at first${record.head ? ", and those of the control stay empty" : ""}.` : "",
     ram: `${count(bytes)} bytes`,
     "ram-text": "of RAM are all that training takes.",

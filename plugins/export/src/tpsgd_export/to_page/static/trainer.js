@@ -9,11 +9,13 @@ class Trainer {
   constructor(net, train, held, rate) {
     Object.assign(this, { net, train, held, rate });
     this.controlled = net.record.head !== 0;
+    this.onePass = new OnePass(net.c, net.record);
     this.reset();
   }
 
   reset() {
     this.net.begin();
+    this.onePass.begin();
     Object.assign(this, { learned: 0, seconds: 0, timed: 0, own: [], order: [], random: randomNumbers(1), refused: 0 });
   }
 
@@ -51,12 +53,23 @@ class Trainer {
     for (const [numbers, label] of samples) this.net.step(CONTROL, numbers, label, this.rate);
   }
 
-  steps(n) { this.learn(this.next(n).map((i) => this.sample(i))); }
+  steps(n) {
+    const indices = this.next(n);
+    this.once(indices);
+    this.learn(indices.map((i) => this.sample(i)));
+  }
+
+  // The one-pass head learns from samples that it has not seen.
+  once(indices) {
+    this.onePass.follow(this.net.classes);
+    for (const i of indices) this.onePass.learn(i, ...this.sample(i), i >= this.train.count);
+  }
 
   // A visitor's sample: rounds of the sample itself and samples to rehearse, until it is recognised.
   * teach(numbers, label, rehearse) {
     const sample = [numbers.slice(), label];
     this.own.push({ numbers: sample[0], label });
+    this.once([this.train.count + this.own.length - 1]);
     for (let round = 1; round <= ROUNDS && !this.refused; round++) {
       this.learn([sample, ...(rehearse ? this.rehearsal() : [])]);
       yield round;

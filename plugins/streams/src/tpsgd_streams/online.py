@@ -37,8 +37,8 @@ from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overl
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule
 from tpsgd.saved.expected import check_number, check_tensor
-from tpsgd.streams.other_labels import LabelStatistics, gives_units
 from tpsgd.targets import CLASSES, Target
+from tpsgd_streams.other_labels import LabelStatistics, gives_units
 
 State = dict[str, Any]
 OF_TARGET = ("numbers", "shape", "rows", "ignores")  # what a state has of labels

@@ -5,10 +5,12 @@ A model with a method `stream_reader` says so itself: an adaptor's layers read f
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import all_outputs, evaluate, form_for
-from tpsgd.engine.sources.inputs import check_values
+from tpsgd.engine.sources.inputs import check_values, inputs, tensor
 from tpsgd.nets.model_inputs import ModelInputs
 
 EXAMPLES = 2  # samples that show whether a model can take them
@@ -45,3 +47,21 @@ class ModelReader:
 
     def add_class(self, name: str) -> None:
         """Tell the model the name of a new class, if it has names."""
+
+
+def samples_of(x: Any, y: Any) -> tuple[Any, Any]:
+    """Samples and labels; a single sample as one of several."""
+    if y is None:
+        raise TpsgdError("y must be the labels of x, got None: a stream learns from labels")
+    single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
+    if single:
+        if isinstance(x, dict):
+            x = {name: tensor(t, "x")[None] for name, t in x.items()}
+        else:
+            x = tuple(tensor(t, "x")[None] for t in (x if isinstance(x, tuple) else (x,)))
+            x = x if len(x) > 1 else x[0]
+        y = y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
+    x = inputs(x)
+    if len(x) != len(y):
+        raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+    return x, y

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,14 +28,15 @@ from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.nets.layers import ends_in_maps
 from tpsgd.nets.new_classes import outputs_of
 from tpsgd.rules import Rule, default, frozen, resolve
-from tpsgd.streams import saved_stream
-from tpsgd.streams.labels import Classes, is_rows, plain
-from tpsgd.streams.online import OnlineNet
-from tpsgd.streams.other_labels import mistakes
-from tpsgd.streams.readers import EXAMPLES, ModelReader
-from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.targets import Target
 from tpsgd.train import simultaneous
+from tpsgd_streams import saved_stream
+from tpsgd_streams.labels import Classes, is_rows, plain
+from tpsgd_streams.one_sample import OneSample
+from tpsgd_streams.online import OnlineNet
+from tpsgd_streams.other_labels import mistakes
+from tpsgd_streams.readers import EXAMPLES, ModelReader, samples_of
+from tpsgd_streams.rehearsal import Rehearsal
 
 
 class DriftDetector(Protocol):
@@ -47,7 +47,7 @@ class DriftDetector(Protocol):
     def update(self, value: float) -> Any: ...
 
 
-class Stream:
+class Stream(OneSample):
     """A model that learns from samples as they come, without backpropagation or stored data.
 
     Every call of `partial_fit` takes a step of every block for each batch. Optimizers, class codes
@@ -162,7 +162,7 @@ class Stream:
                 labels of every step or pixel, as for `tpsgd.fit`. A single label for a single
                 sample.
         """
-        x, y = _samples(x, y)
+        x, y = samples_of(x, y)
         y = y if self._classes.named else tensor(y, "y")
         self._check(x, y)
         new, target = [], self._other_target(x, y)
@@ -219,12 +219,19 @@ class Stream:
         best = out.argmax(last).tolist()
         return [self._classes.names[i] for i in best] if out.dim() == 2 else best
 
+    def probabilities(self, x: Any) -> Tensor:
+        """Each sample's probabilities of the classes: the softmax of its outputs."""
+        if self._numbers:
+            raise TpsgdError("the labels of this stream are numbers: there are no probabilities")
+        out = self.outputs(x)
+        return out.softmax(self._nets[0].dim_of_classes(out))
+
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples of `(x, y)` whose class is predicted; a new class is an error.
 
         R² of numbers; with labels of every step or pixel, the share of these.
         """
-        x, y = _samples(*data)
+        x, y = samples_of(*data)
         y = y if self._classes.named else tensor(y, "y")
         if self._numbers:
             return evaluate_numbers(self.model, (x, y.float()), batch_size)
@@ -431,21 +438,3 @@ class Stream:
             self.drifts.append(self.samples)
             if self.on_drift is not None:
                 self.on_drift(self)
-
-
-def _samples(x: Any, y: Any) -> tuple[Any, Any]:
-    """Samples and labels; a single sample as one of several."""
-    if y is None:
-        raise TpsgdError("y must be the labels of x, got None: a stream learns from labels")
-    single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
-    if single:
-        if isinstance(x, dict):
-            x = {name: tensor(t, "x")[None] for name, t in x.items()}
-        else:
-            x = tuple(tensor(t, "x")[None] for t in (x if isinstance(x, tuple) else (x,)))
-            x = x if len(x) > 1 else x[0]
-        y = y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
-    x = inputs(x)
-    if len(x) != len(y):
-        raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
-    return x, y

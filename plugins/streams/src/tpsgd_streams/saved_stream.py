@@ -20,8 +20,8 @@ from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import pack, readable, unpack
 from tpsgd.saved.expected import check_count
 from tpsgd.saved.folder import FolderFormat
-from tpsgd.streams.readers import EXAMPLES, ModelReader
-from tpsgd.streams.rehearsal import Rehearsal
+from tpsgd_streams.readers import EXAMPLES, ModelReader
+from tpsgd_streams.rehearsal import Rehearsal
 
 STREAM = FolderFormat("stream", 1)
 OPTIMIZERS = {"adam": adam, "sgd": sgd}

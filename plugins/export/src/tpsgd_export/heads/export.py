@@ -1,0 +1,151 @@
+"""`export.one_pass`: a head that learns from each sample once, as C files in a folder."""
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_together
+from tpsgd.common.output import check_new, output_folder
+from tpsgd.common.units import as_bytes
+from tpsgd_export.exported import Exported
+from tpsgd_export.heads import reference
+from tpsgd_export.heads.compiled import CompiledHead
+from tpsgd_export.heads.recipe import HeadRecipe, most_features, unit_scale
+from tpsgd_export.heads.source import Encoder, encoded, memory_of, read_encoder, sources
+from tpsgd_export.read_model import as_samples, check_shape
+from tpsgd_export.to_c.check import NOT_RUN
+from tpsgd_export.to_c.compiled import compiler
+
+FEATURES = 128
+TRIAL = 200  # random samples that the check learns
+APART = 1e-3  # of the largest weight: a distance from float64 that is rounding
+
+
+def one_pass(
+    folder: str | Path,
+    *,
+    shape: Sequence[int],
+    classes: int | Sequence[str],
+    model: nn.Module | None = None,
+    features: int | None = None,
+    ram: str | int | None = None,
+    ridge: float = 1.0,
+    forgetting: float = 1.0,
+    spare: int = 0,
+    samples: Any = None,
+    seed: int = 0,
+    name: str = "head",
+    overwrite: bool = False,
+) -> Exported:
+    """Write a head as C99 that learns from each sample once: random features and least squares.
+
+    The folder gets `head.h`, which explains what can be called, and `head.c`; with a model also the
+    files of the encoder. Before they are written they are compiled and compared with ridge
+    regression in float64, if there is a C compiler.
+
+    Args:
+        folder: where the files go.
+        shape: of one sample.
+        classes: how many there are, or their names, `data.classes`.
+        model: a frozen encoder, without its last layer; without it the head reads the samples.
+        features: random features, whose projection is computed again from a hash; 0: none, the
+            head reads the numbers themselves. RAM grows with their square. Default: 128, or as
+            many as fit into `ram`.
+        ram: a budget such as "40KB".
+        ridge: the penalty on the squares of the weights, for features of about unit size.
+        forgetting: what older samples count after a sample whose scores are all wrong: 0.999 for
+            what changes over some 1,000 samples. A sample whose scores are right makes the head
+            forget nothing, so that samples of one class alone do not drive out the others.
+        spare: classes that may come later.
+        samples: inputs whose size sets the scale of the features; without them it is 1 over the
+            root of the inputs, as standardised inputs need it.
+        seed: of the projection.
+        name: what the files and all names in them begin with.
+        overwrite: replace an earlier export.
+
+    Examples:
+        >>> import tempfile
+        >>> exported = one_pass(tempfile.mkdtemp(), shape=(64,), classes=10, ram="12KB")
+        >>> exported.memory.ram_bytes <= 12 * 1024
+        True
+    """
+    shape = check_shape(shape)
+    names = () if isinstance(classes, int) else tuple(map(str, classes))
+    encoder = None if model is None else read_encoder(model, shape)
+    count: Any = classes if isinstance(classes, int) else len(names)
+    recipe = HeadRecipe(
+        encoder.outputs if encoder else prod(shape),
+        _features(features, ram, count, spare, encoder), count, spare, ridge, forgetting,
+        scale=_scale(model, encoder, shape, samples), seed=seed, name=name,
+    )  # fmt: skip
+    memory = memory_of(recipe, encoder)
+    if ram is not None and memory.ram_bytes > as_bytes(ram):
+        raise TpsgdError(
+            f"a head of {recipe.features} features needs {memory.ram_bytes:,} B of RAM, and "
+            f"ram={ram} is {as_bytes(ram):,} B: leave features= out, and as many as fit are taken"
+        )
+    texts = sources(recipe, encoder, names)
+    check_new(Path(folder), overwrite, *texts)
+    checked = check(recipe, texts, model, shape)
+    with output_folder(Path(folder), tuple(texts), overwrite) as path:
+        paths = write_together({path / file: text.encode() for file, text in texts.items()})
+    return Exported(paths, checked, memory=memory)
+
+
+def _features(
+    features: int | None, ram: Any, classes: int, spare: int, encoder: Encoder | None
+) -> int:
+    if features is not None:
+        return features
+    if ram is None:
+        return FEATURES
+    return most_features(ram, classes + spare, encoder.ram_bytes if encoder else 0)
+
+
+def _scale(
+    model: nn.Module | None, encoder: Encoder | None, shape: tuple[int, ...], samples: Any
+) -> float:
+    """1 over the size of the sums of signed inputs, or of the inputs, if the head reads these."""
+    inputs = encoder.outputs if encoder else prod(shape)
+    if samples is None:
+        return inputs**-0.5
+    x = as_samples(samples, shape)
+    return unit_scale(x if model is None else encoded(model, x))
+
+
+def check(
+    recipe: HeadRecipe, texts: dict[str, str], model: nn.Module | None, shape: tuple[int, ...]
+) -> str:
+    """Let the C learn random samples, and say how far it is from ridge regression in float64."""
+    if compiler() is None:
+        return NOT_RUN
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(TRIAL, *shape, generator=generator) / recipe.scale / recipe.inputs**0.5
+    if model is not None:
+        x = torch.randn(TRIAL, *shape, generator=generator)
+    labels = np.arange(TRIAL) % recipe.classes
+    head = CompiledHead(texts, recipe.name)
+    head.learn_all(x.flatten(1).numpy(), labels)
+    read = x if model is None else encoded(model, x)
+    h = reference.features(recipe, read.flatten(1).numpy())
+    if forgets := recipe.forgetting < 1:
+        exact, *_ = reference.recursive(recipe, h, labels)
+    else:
+        exact = reference.ridge(h, labels, recipe)
+    apart = float(np.abs(head.weights - exact).max() / np.abs(exact).max())
+    if not apart < APART:
+        raise TpsgdError(
+            f"the C learned other weights than ridge regression, {apart:.1e} of the largest away "
+            "from them, and nothing was written: take a larger ridge=, or pass samples= so that "
+            "the features have unit size"
+        )
+    return (
+        f"run on {TRIAL} samples: weights {apart:.0e} of the largest from ridge regression"
+        f"{' that forgets' if forgets else ''} in float64"
+    )

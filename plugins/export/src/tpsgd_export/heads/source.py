@@ -1,0 +1,126 @@
+"""A head as C, and the frozen encoder in front of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+
+import torch
+from torch import nn
+
+from tpsgd import losses, rules
+from tpsgd.common.errors import TpsgdError
+from tpsgd_export.heads.recipe import HeadRecipe
+from tpsgd_export.read_model import check_shape, read_model
+from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
+from tpsgd_export.to_c.source import LICENCE, comment, filled, number
+from tpsgd_export.to_c.source import sources as net_sources
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen net whose last hidden output a head reads.
+
+    Args:
+        texts: its C, with an unused last layer of one output.
+        memory: its bytes.
+        inputs: numbers of a sample.
+        outputs: numbers that it gives.
+        place: of these in its arena.
+    """
+
+    texts: dict[str, str]
+    memory: MemoryMap
+    inputs: int
+    outputs: int
+    place: int
+
+    @property
+    def ram_bytes(self) -> int:
+        """Scratch that it needs while it encodes a sample."""
+        return self.memory.ram_bytes
+
+
+def read_encoder(model: nn.Module, shape: Sequence[int]) -> Encoder:
+    """The C of a frozen encoder; a layer that cannot be exported is refused."""
+    shape = check_shape(shape)
+    outputs = encoded(model, torch.zeros(1, *shape)).shape[1]
+    last = nn.Linear(outputs, 1, bias=False)
+    nn.init.zeros_(last.weight)
+    model = nn.Sequential(model, last)
+    recipe = read_model(model, rules.frozen(), shape, loss=losses.bce)
+    if recipe.recurrent:
+        raise TpsgdError("a recurrent encoder in front of a head is not exported")
+    if len(recipe.blocks) < 2:
+        raise TpsgdError("the encoder has no layer that is exported: leave model= out")
+    memory = layout(recipe)
+    place = memory.blocks[-2]["output"]
+    return Encoder(net_sources(recipe), memory, recipe.inputs, outputs, place)
+
+
+def encoded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What an encoder makes of samples, as rows of numbers."""
+    training = model.training
+    with torch.no_grad():
+        features = model.eval()(x)
+    model.train(training)
+    if features.dim() != 2:
+        raise TpsgdError(
+            f"the encoder must give one row of numbers for each sample, not {tuple(features.shape)}"
+            ": put nn.Flatten() at its end"
+        )
+    return features
+
+
+def memory_of(recipe: HeadRecipe, encoder: Encoder | None = None) -> MemoryMap:
+    """Bytes of a head, and of the encoder in front of it."""
+    memory = recipe.memory
+    if encoder is None:
+        return memory
+    scratch = {"arena: encoder": encoder.ram_bytes}
+    flash = {"encoder": encoder.memory.flash_bytes}
+    return replace(
+        memory, ram=memory.ram | scratch, flash=flash,
+        operations=memory.operations + encoder.memory.operations,
+    )  # fmt: skip
+
+
+def sources(
+    recipe: HeadRecipe, encoder: Encoder | None = None, classes: Sequence[str] = ()
+) -> dict[str, str]:
+    """The files of a head by their names."""
+    words = {
+        "licence": LICENCE,
+        "summary": comment(*wrap(_summary(recipe, classes), 94)),
+        "n": recipe.name,
+        "N": recipe.name.upper(),
+        "encoder": encoder is not None,
+        "random": recipe.features > 0,
+        "inputs": encoder.inputs if encoder else recipe.inputs,
+        "encoded": recipe.inputs,
+        "read": recipe.inputs,
+        "output": encoder.place if encoder else 0,
+        "units": recipe.units,
+        "outputs": recipe.outputs,
+        "classes": recipe.classes,
+        "triangle": recipe.triangle,
+        "numbers": recipe.outputs * recipe.units,
+        "ram": memory_of(recipe, encoder).ram_bytes,
+        "forgetting": number(recipe.forgetting),
+        "start": number(recipe.start),
+        "most": number(recipe.most),
+        "scale": number(recipe.scale),
+        "stream": f"0x{recipe.stream:08X}u",
+        "fingerprint": f"0x{recipe.fingerprint:08X}u",
+    }
+    own = {f"{recipe.name}.{end}": filled(f"one_pass.{end}", words) for end in ("h", "c")}
+    return own | (encoder.texts if encoder else {})
+
+
+def _summary(recipe: HeadRecipe, classes: Sequence[str]) -> str:
+    reads = f"{recipe.features} random features of" if recipe.features else ""
+    counts = "" if recipe.forgetting == 1 else f", forgetting {recipe.forgetting:g}"
+    names = ", ".join(f"{i} {name}" for i, name in enumerate(classes))
+    return (
+        f"Recursive least squares on {reads} {recipe.inputs} numbers: ridge {recipe.ridge:g}"
+        f"{counts}, {FLOAT} bytes a number. {names and f'Classes: {names}'}"
+    )

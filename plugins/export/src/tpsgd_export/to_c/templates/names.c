@@ -1,0 +1,2 @@
+
+const char *const net_${kind}_names[$count] = {

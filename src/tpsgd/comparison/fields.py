@@ -1,0 +1,66 @@
+"""A field of a rule by its name: an argument of its function, or a field of a dataclass.
+
+A rule of a word, or of a function `FILE.py:FUNCTION`, is made anew with other arguments. Of a rule
+that is a value, the fields of `Rule` and, where its objective is a dataclass, those of the
+objective are replaced.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from inspect import Parameter, signature
+from typing import Any
+
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.files import load_function
+from tpsgd.engine.arm import Arm
+from tpsgd.rules import Rule
+
+LABELS = ("name", "about", "options")  # of a `Rule`: they do not change how it learns
+
+
+def rule_of_file(word: str, **values: Any) -> Rule:
+    """The rule that the function FILE.py:FUNCTION makes with these arguments."""
+    rule = load_function(word)(**values)
+    if not isinstance(rule, Rule):
+        raise TpsgdError(f"{word} must return a tpsgd.Rule, got a {type(rule).__name__}")
+    return rule
+
+
+def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | None = None) -> Arm:
+    """The arm of a rule with other fields; `make` is the function that makes the rule, if known.
+
+    Examples:
+        >>> from tpsgd import rules
+        >>> with_fields(Arm("a", rules.readout()), {"features": 64, "scale": 3}).rule.options
+        'normal codes, std 1, at most 64 features, calibrated, scale 3'
+        >>> with_fields(Arm("b", rules.drtp()), {"at": rules.Place.END}, rules.drtp).rule.at.name
+        'END'
+    """
+    rule = arm.rule
+    if rule is None:
+        raise TpsgdError(f"{arm.name} is no rule and has no fields to search")
+    arguments = [] if make is None else [*signature(make).parameters.values()]
+    free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments)
+    names = {each.name for each in arguments} if not free else {*values}
+    if make is not None and (chosen := {k: v for k, v in values.items() if k in names}):
+        try:
+            rule = make(**chosen)
+        except (TypeError, ValueError) as error:
+            raise TpsgdError(f"{arm.name} does not take {chosen}: {error}") from error
+    for name in values.keys() - names:
+        rule = _replaced(rule, name, values[name], names)
+    return replace(arm, rule=rule)
+
+
+def _replaced(rule: Rule, name: str, value: Any, arguments: set[str]) -> Rule:
+    """A rule with another field of its own or of its objective."""
+    of_rule = {f.name for f in fields(rule)} - {*LABELS, "objective"}
+    objective: Any = rule.objective
+    of_objective = set(getattr(objective, "__dataclass_fields__", ()))
+    if name in of_rule:
+        return replace(rule, **{name: value})
+    if name not in of_objective:
+        known = sorted({*of_rule, *of_objective, *arguments})
+        raise TpsgdError(f"{rule.name} has no field {name!r}: {suggestion(name, known)}")
+    objective = replace(objective, **{name: value})
+    return replace(rule, objective=objective, options=str(objective))

@@ -1,0 +1,203 @@
+"""Libraries of Arduino and Zephyr: sketches that run, and what other processors' compilers say."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import tpsgd
+from tpsgd import rules
+from tpsgd.common.errors import TpsgdError
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"),
+    pytest.mark.usefixtures("unwatched"),
+]
+BOARD = Path(__file__).parent / "board"
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-variable"]
+HEAD = '#include "Arduino.h"\nPort Serial;\nuint32_t now;\nint held = -1, samples;\n'
+PROCESSORS = {
+    "Cortex-M0": ["arm-none-eabi-g++", "-mcpu=cortex-m0", "-mthumb"],
+    "ESP32-C3": ["riscv64-unknown-elf-g++", "-march=rv32imc", "-mabi=ilp32", "-misa-spec=2.2"],
+}
+
+
+def exported(folder: Path, *layers: nn.Module, files: str = "arduino", **options) -> Path:
+    torch.manual_seed(0)
+    tpsgd.export.c(nn.Sequential(*layers), folder, files=files, **options)
+    return folder
+
+
+def signals(folder: Path, **options) -> Path:
+    layers = [nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2)]
+    options = {"rule": rules.readout(), "name": "gait", "classes": ["rest", "walk"], **options}
+    return exported(folder, *layers, shape=(2, 12), **options)
+
+
+def run(folder: Path, sketch: str, main: str) -> str:
+    """What a sketch prints on a board that `main` plays."""
+    text = HEAD + (folder / f"examples/{sketch}/{sketch}.ino").read_text() + main
+    (folder / "sketch.cpp").write_text(text)
+    program, sources = str(folder / "sketch"), sorted(map(str, folder.glob("src/*.c")))
+    objects = [str(folder / "net.o")]
+    subprocess.run(["gcc", "-c", *sources, "-o", *objects], check=True)
+    command = ["g++", *FLAGS, f"-I{BOARD}", f"-I{folder}/src", str(folder / "sketch.cpp")]
+    subprocess.run([*command, *objects, "-o", program], check=True)
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout
+
+
+WINDOW = """
+#include <cstdio>
+int main() {
+  setup();
+  for (int i = 0; i < 24; i++) { now += 10000; loop(); }  // three windows
+  bool same = samples == 24;
+  for (int c = 0; c < 2; c++)
+    for (int t = 0; t < 12; t++) {
+      int n = 12 + t;  // the sensor's counter, when this sample was read
+      float raw = (float)(c ? ((n + 1) * 7 + A0 + 1) % 991 : n % 997);
+      same = same && x[c * 12 + t] == (raw - 5.0f) / 4.0f;
+    }
+  held = 3;
+  for (int i = 0; i < 6; i++) { now += 10000; loop(); }
+  printf("%d\\n%s", same, Serial.out.c_str());
+}
+"""
+
+
+def test_a_sketch_asks_and_teaches_windows_of_a_sensor(tmp_path):
+    inputs = {"shape": (2, 12), "scaling": {"method": "standard", "shift": [5.0], "scale": [4.0]}}
+    said = run(signals(tmp_path, inputs=inputs), "window", WINDOW).split()
+    assert said[0] == "1" and len(said) == 5
+    assert set(said[1:4]) <= {"rest", "walk"} and float(said[4]) > 0
+
+
+LINES = """
+#include <cstdio>
+int main() {
+  setup();
+  Serial.in = "%s";
+  while (Serial.available()) loop();
+  printf("%%s", Serial.out.c_str());
+}
+"""
+
+
+def test_a_sketch_learns_classes_from_lines(tmp_path):
+    layers = [nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 2)]
+    folder = exported(tmp_path, *layers, shape=(3,), rule=rules.readout())
+    lines = "1 0 -1 1\\n" * 60 + "-1 0 1 0\\n" * 60
+    said = run(folder, "learn", LINES % (lines + "1 0 -1\\n-1 0 1\\n")).split()
+    losses = [float(word) for word in said[:-2]]
+    assert len(losses) == 120 and losses[59] < losses[0] and said[-1] == "0"
+    assert not (folder / "examples/window").exists()  # three numbers are no window
+
+
+def test_a_sketch_learns_numbers_from_lines(tmp_path):
+    x = torch.randn(200, 3)
+    layers = [nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1)]
+    folder = exported(
+        tmp_path, *layers, shape=(3,), rule="tpsgd-l2", samples=x, labels=20 + x[:, :1]
+    )
+    lines = "1 0 -1 21\\n-1 0 1 19\\n" * 500
+    said = run(folder, "learn", LINES % (lines + "1 0 -1\\n")).split()
+    assert len(said) == 1001 and abs(float(said[-1]) - 21) < 0.3
+
+
+def test_a_module_of_zephyr_has_its_files(tmp_path):
+    signals(tmp_path, files="zephyr")
+    module = yaml.safe_load((tmp_path / "zephyr/module.yml").read_text())
+    assert module == {"name": "tpsgd_gait", "build": {"cmake": ".", "kconfig": "Kconfig"}}
+    cmake = (tmp_path / "CMakeLists.txt").read_text()
+    assert "CONFIG_TPSGD_GAIT" in cmake and "src/gait.c" in cmake
+    assert "config TPSGD_GAIT\n\tbool" in (tmp_path / "Kconfig").read_text()
+    assert (tmp_path / "src/gait.c").exists()
+    readme = (tmp_path / "README.md").read_text()
+    program = (
+        readme.split("```c\n")[1].split("```")[0].replace("<zephyr/storage/flash_map.h>", '"map.h"')
+    )
+    (tmp_path / "map.h").write_text(
+        "#include <stdint.h>\n#include <stddef.h>\nstruct flash_area;\n"
+        "int flash_area_erase(const struct flash_area *, long, size_t);\n"
+        "int flash_area_write(const struct flash_area *, long, const void *, size_t);\n"
+        "int flash_area_read(const struct flash_area *, long, void *, size_t);\n"
+    )
+    (tmp_path / "keep.c").write_text(program)
+    command = [
+        "gcc",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-variable",
+        "-Werror",
+        "-Isrc",
+        "-c",
+        "keep.c",
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_zephyr_needs_another_name_than_its_own(tmp_path):
+    with pytest.raises(TpsgdError, match=r"needs a name=.*NET_OK"):
+        signals(tmp_path, files="zephyr", name="net")
+    with pytest.raises(TpsgdError, match="not recurrent, with batch=1"):
+        signals(tmp_path, batch=2)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_library_compiles_for_another_processor(processor, tmp_path):
+    tool, *flags = PROCESSORS[processor]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    folder = signals(tmp_path)
+    for compiler, standard in ((tool, "-std=gnu++17"), (tool.replace("g++", "gcc"), "-std=gnu11")):
+        command = [
+            compiler,
+            *flags,
+            standard,
+            "-Os",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-ffreestanding",
+        ]
+        language = ["-x", "c++"] if compiler == tool else []
+        source = str(folder / "src/gait.c")
+        subprocess.run([*command, *language, "-c", source, "-o", "/dev/null"], check=True)
+
+
+AVR = """
+#define PROGMEM __attribute__((section("progmem")))
+static inline float pgm_read_float(const float *p) { return *p; }
+static inline unsigned pgm_read_dword(const unsigned *p) { return *p; }
+"""
+
+
+def test_an_avr_keeps_the_weights_at_first_out_of_its_ram(tmp_path):
+    """A header in the place of avr-libc's; no program of an AVR runs here."""
+    exported(tmp_path, nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3), shape=(12,), files="plain")
+    (tmp_path / "avr").mkdir()
+    (tmp_path / "avr/pgmspace.h").write_text(AVR)
+    target = str(tmp_path / "net.o")
+    command = [
+        "gcc",
+        "-std=c99",
+        "-D__AVR__",
+        "-fno-pie",
+        f"-I{tmp_path}",
+        "-c",
+        "net.c",
+        "-o",
+        target,
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    sizes = subprocess.run(
+        ["size", "-A", target], capture_output=True, text=True, check=True
+    ).stdout
+    (placed,) = [int(row.split()[1]) for row in sizes.splitlines() if row.startswith("progmem ")]
+    assert placed >= 4 * (12 * 8 + 8 + 8 * 3 + 3)
+    text = (tmp_path / "net.c").read_text()
+    assert "initial[i]" not in text and "TPS_NUMBER(initial + i)" in text

@@ -1,0 +1,64 @@
+"""River's methods: single samples as dictionaries, and models in river's pipelines."""
+
+from functools import partial
+
+import pytest
+import torch
+from streams.nets import X, Y, mlp
+
+import tpsgd
+from tpsgd import OnePass, Stream, TpsgdError, rls
+
+SAMPLES = [dict(enumerate(row)) for row in X.flatten(1).tolist()]
+MODELS = {
+    "one pass": partial(OnePass, 30, solver=rls(), classes=range(10)),
+    "stream": lambda: Stream(mlp(), lr=0.01),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_one_by_one_is_a_batch_of_one(make):
+    torch.manual_seed(0)
+    single = make()
+    torch.manual_seed(0)
+    batches = make()
+    assert single.predict_one(SAMPLES[0]) is None and single.predict_proba_one(SAMPLES[0]) == {}
+    rows = X.flatten(1)
+    for row, sample, label in zip(rows[:60], SAMPLES, Y.tolist(), strict=False):
+        single.learn_one(sample, label)
+        batches.partial_fit(row[None], torch.tensor([label]))
+    assert single.samples == 60
+    assert single.outputs(rows).equal(batches.outputs(rows))
+    assert single.predict_one(SAMPLES[5]) == batches.predict(rows[5:6])[0]
+    chances = single.predict_proba_one(SAMPLES[5])
+    assert set(chances) == set(range(10)) and sum(chances.values()) == pytest.approx(1)
+    assert max(chances, key=chances.__getitem__) == single.predict_one(SAMPLES[5])
+    assert single.predict_one(rows[5]) == single.predict_one(SAMPLES[5])
+
+
+def test_names_of_the_first_sample_are_settled_once_it_is_learned():
+    model = OnePass(5, solver=rls())
+    with pytest.raises(TpsgdError, match="values of a sample must be numbers"):
+        model.learn_one({"a": "red"}, 0)
+    with pytest.raises(TpsgdError, match="NaN"):
+        model.learn_one({"a": float("nan")}, 0)
+    model.learn_one({"b": 1, "c": 2}, "yes")
+    model.learn_one({"c": 1, "b": 2}, "no")
+    one = model.predict_proba_one({"b": 1})
+    assert one == model.predict_proba_one({"c": 0, "b": 1}) != model.predict_proba_one({"c": 1})
+    with pytest.raises(TpsgdError, match="'a' was not in the first sample"):
+        model.predict_one({"a": 1})
+
+
+def test_rivers_pipelines_and_metrics():
+    pytest.importorskip("river")
+    from river import evaluate, metrics, preprocessing
+
+    model = preprocessing.MinMaxScaler() | tpsgd.RiverClassifier(MODELS["one pass"])
+    stream = list(zip(SAMPLES, Y.tolist(), strict=True))
+    accuracy = evaluate.progressive_val_score(stream, model, metrics.Accuracy()).get()
+    assert accuracy > 0.6
+    learned = model["RiverClassifier"].model
+    assert learned.samples == len(stream)
+    assert model.clone()["RiverClassifier"].model.samples == 0
+    assert metrics.LogLoss().works_with(model)
