@@ -130,7 +130,7 @@ def held_out(net: str) -> tuple[Samples, Samples]:
     return (x[~mask], y[~mask]), (x[mask], y[mask])
 
 
-def recipe_of(net: str, arm: str, seed: int, codes: str = "auto") -> StepRecipe:
+def recipe_of(net: str, arm: str, seed: int, codes: str = "flash") -> StepRecipe:
     """The step of an arm; readouts are calibrated with the first training samples."""
     build, shape, _ = NETS[net]
     rule, chooses = ARMS[arm]

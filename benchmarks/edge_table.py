@@ -61,7 +61,7 @@ def ours(net: str, arm: str) -> Row:
     """An arm of `edge_passes`."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name, text in sources(edge_passes.recipe_of(net, arm, 0, "flash")).items():
+        for name, text in sources(edge_passes.recipe_of(net, arm, 0)).items():
             (folder / name).write_text(text)
         return row_of(net, arm, folder)
 

@@ -25,7 +25,7 @@ import edge_table
 import emulated
 
 RESULTS = Path(__file__).parents[2] / "results" / "edge.json"
-CODES = {"hash": "normal", "flash": "table", "binary": "binary"}
+CODES = {"hash": "normal", "flash": "table", "binary": "bits"}
 
 
 def convolutions() -> nn.Sequential:
@@ -140,7 +140,7 @@ def test_a_rival_is_measured_as_our_own_arms_are(tmp_path):
     net, arm = "64-32-10", "backprop"
     folder = tmp_path / "ours again" / edge_table.folder_name(net)
     folder.mkdir(parents=True)
-    for name, text in sources(edge_passes.recipe_of(net, arm, 0, "flash")).items():
+    for name, text in sources(edge_passes.recipe_of(net, arm, 0)).items():
         (folder / name).write_text(text)
     (rival,) = edge_table.rivals(tmp_path)
     assert rival | {"arm": arm} == edge_table.ours(net, arm)
