@@ -7,6 +7,8 @@
 - `digits`: nets that learn the 8 x 8 digits there from one sample at a time, with the frozen
   control and backprop in Python beside them; one of them on other processors, too.
 - `split`: what the fused update saves and what the local rule saves, computed.
+- `table`: steps of the local rule beside generated backprop and rivals, in bytes, instructions and
+  accuracy (`edge_table`, `edge_passes`); `--rivals FOLDER` has the sources of rivals.
 - `adaptor`: heads on features of a frozen VGG16, in C, beside ridge and backprop in Python.
 
 QEMU counts instructions. They are not cycles: it has no flash that makes a processor wait, and no
@@ -28,7 +30,9 @@ from typing import Any
 
 import edge_adaptor
 import edge_nets
+import edge_passes
 import edge_split
+import edge_table
 import emulated
 import torch
 from robustness import commit
@@ -37,16 +41,20 @@ from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
 
 COMMAND = "python benchmarks/edge.py --out results"
-SECTIONS = ("sizes", "digits", "split", "adaptor")
+SECTIONS = ("sizes", "digits", "split", "table", "passes", "adaptor")
 Row = dict[str, Any]
 
 
-def measure(section: str, features: Path) -> Row:
+def measure(section: str, features: Path, rivals: Path | None = None) -> Row:
     """The figures of a section."""
     if section == "sizes":
         return {"rows": edge_nets.sizes()}
     if section == "split":
         return edge_split.measure()
+    if section == "table":
+        return edge_table.measure(rivals)
+    if section == "passes":
+        return edge_passes.measure()
     if section == "adaptor":
         return edge_adaptor.measure(features)
     return digits()
@@ -91,6 +99,7 @@ def table(record: Row) -> str:
         _sizes(record["sizes"]["rows"]) if "sizes" in record else "",
         _digits(record["digits"]) if "digits" in record else "",
         _split(record["split"]) if "split" in record else "",
+        _table(record) if "table" in record else "",
         _adaptor(record["adaptor"]) if "adaptor" in record else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -155,6 +164,24 @@ def _split(section: Row) -> str:
     return columns([[*head, "arena x", "with weights x"], *lines])
 
 
+def _table(record: Row) -> str:
+    head = ["step, -Os", "arm", "RAM", "code", "step", "inference", "after 1, 5, 20 passes, %"]
+    learned = record["passes"]["rows"] if "passes" in record else []
+    passes = {(row["net"], row["arm"]): row["passes"] for row in learned}
+    names = ("ram_bytes", "code_bytes", *COUNTS)
+    lines = [
+        [
+            row["net"], row["arm"], *(f"{row[name]:,}" for name in names),
+            ", ".join(
+                f"{100 * each['accuracy']:.1f}"
+                for each in passes.get((row["net"], row["arm"]), {}).values()
+            ),
+        ]
+        for row in record["table"]["rows"]
+    ]  # fmt: skip
+    return columns([head, *lines])
+
+
 def _adaptor(section: Row) -> str:
     head = ["adaptor", "photos a class", "accuracy", "rate", "RAM, bytes", "step"]
     lines = []
@@ -174,6 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of edge.json")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=SECTIONS)
     parser.add_argument("--features", type=Path, default=Path("vgg16_imagenette.npz"))
+    parser.add_argument("--rivals", type=Path, help="folder of rivals' sources, for the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = arguments.out / "edge.json"
@@ -183,7 +211,8 @@ def main() -> None:
         "versions": versions() | tools(), "how": " ".join((__doc__ or "").split()),
     }  # fmt: skip
     for section in arguments.only:
-        record[section] = {"commit": commit()} | measure(section, arguments.features)
+        figures = measure(section, arguments.features, arguments.rivals)
+        record[section] = {"commit": commit()} | figures
         file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 

@@ -79,12 +79,13 @@ def on_board(folder: Path, name: str, optimise: str = "-O2") -> dict[str, str]:
     command = [COMPILER, "-mthumb", *board.flags, *STRICT, optimise, "-ffreestanding"]
     command += ["-fno-tree-loop-distribute-patterns", "-ffunction-sections", "-fdata-sections"]
     objects = []
-    for source in (folder / "net.c", PROGRAM / "learn.c", PROGRAM / "start.c"):
+    for source in (*sorted(folder.glob("*.c")), PROGRAM / "learn.c", PROGRAM / "start.c"):
         objects.append(folder / f"{source.stem}.o")
         include = [f"-I{folder}", f"-I{PROGRAM}"]
         subprocess.run([*command, *include, "-c", str(source), "-o", str(objects[-1])], check=True)
     linking = ["-nostdlib", "-Wl,--gc-sections", f"-Wl,-Map={folder / 'learn.map'}", "-T"]
-    linked = [*linking, str(script), *map(str, objects), "-lgcc", "-o", str(elf)]
+    libraries = ["-lc", "-lm", "-lgcc"]  # of which exported nets use the last one, if any
+    linked = [*linking, str(script), *map(str, objects), *libraries, "-o", str(elf)]
     subprocess.run([COMPILER, "-mthumb", *board.flags, *linked], check=True)
     emulator = [EMULATOR, "-M", board.machine, "-nographic", "-monitor", "none", "-serial", "none"]
     emulator += ["-icount", "shift=0", "-semihosting-config", "enable=on,target=native"]
@@ -98,11 +99,33 @@ def on_board(folder: Path, name: str, optimise: str = "-O2") -> dict[str, str]:
         ticks = int(said.pop(what))
         if board.instructions:
             said[what] = str(ticks * board.instructions)
-    return said | _sizes(folder)
+    return said | _sizes(folder) | _linked(elf, objects[:-2])
 
 
 def _said(text: str) -> dict[str, str]:
     return dict(line.split() for line in text.strip().splitlines())
+
+
+def _linked(elf: Path, objects: list[Path]) -> dict[str, str]:
+    """Bytes of functions and of variables of some objects, as far as the linker kept them."""
+    own = [entry for file in objects for entry in _symbols(file).items()]
+    kept = _symbols(elf)
+    code = sum(size for name, (kind, size) in own if kind in "tT" and name in kept)
+    return {"linked": str(code), "static": str(_static(elf))}
+
+
+def _symbols(file: Path) -> dict[str, tuple[str, int]]:
+    """Kinds and bytes of what a file has, by their names."""
+    command = ["arm-none-eabi-nm", "-S", str(file)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sizes = re.findall(r"^\w+ (\w+) (\w) (\S+)$", text, re.MULTILINE)
+    return {name: (kind, int(size, 16)) for size, kind, name in sizes}
+
+
+def _static(elf: Path) -> int:
+    """Bytes of all variables but the sample that the program holds."""
+    symbols = _symbols(elf)
+    return sum(size for name, (kind, size) in symbols.items() if kind in "bBdD" and name != "input")
 
 
 def _sizes(folder: Path) -> dict[str, str]:

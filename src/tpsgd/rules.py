@@ -451,8 +451,14 @@ def scale_of(rule: Rule | None) -> float | None:
     return local.scale or SCALE if isinstance(local, _Readout) else None
 
 
-def with_scale(rule: Rule, scale: float) -> Rule:
-    """A readout with another scale and all its other settings.
+def has_default_scale(rule: Rule | None) -> bool:
+    """Whether a rule is a readout whose scale nobody has chosen."""
+    local = rule and rule.objective
+    return isinstance(local, _Readout) and local.scale is None and local.calibrated
+
+
+def with_scale(rule: Rule, scale: float, calibrate: bool | None = None) -> Rule:
+    """A readout with another scale and all its other settings; `calibrate` can change, too.
 
     Examples:
         >>> with_scale(readout(features=64, at=Place.BEFORE), 3).options
@@ -460,7 +466,8 @@ def with_scale(rule: Rule, scale: float) -> Rule:
     """
     if not isinstance(rule.objective, _Readout):
         raise TpsgdError(f"{rule.name} has no scale: it is for readout and readout-learned")
-    local = replace(rule.objective, scale=scale)
+    calibrated = rule.objective.calibrated if calibrate is None else calibrate
+    local = replace(rule.objective, scale=scale, calibrated=calibrated)
     return replace(rule, objective=local, options=str(local))
 
 

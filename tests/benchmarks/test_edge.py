@@ -19,10 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import edge
 import edge_nets
+import edge_passes
 import edge_split
+import edge_table
+import emulated
 
 RESULTS = Path(__file__).parents[2] / "results" / "edge.json"
-CODES = {"hash": "normal", "flash": "table", "binary": "binary"}
+CODES = {"hash": "normal", "flash": "table", "binary": "bits"}
 
 
 def convolutions() -> nn.Sequential:
@@ -129,3 +132,26 @@ def test_measured_bytes_are_the_planned_ones_and_bits_are_the_same():
         assert row["same_bits_as_this_machine"]
     text = edge.table(record)
     assert all(name in text for name in (*edge_nets.NETS, "ridge", "backprop", "Cortex-M0"))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
+def test_a_rival_is_measured_as_our_own_arms_are(tmp_path):
+    net, arm = "64-32-10", "backprop"
+    folder = tmp_path / "ours again" / edge_table.folder_name(net)
+    folder.mkdir(parents=True)
+    for name, text in sources(edge_passes.recipe_of(net, arm, 0)).items():
+        (folder / name).write_text(text)
+    (rival,) = edge_table.rivals(tmp_path)
+    assert rival | {"arm": arm} == edge_table.ours(net, arm)
+    assert rival["ram_bytes"] < 10_300 and rival["step_instructions"] < 21_000
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+def test_the_program_of_passes_learns_what_python_does():
+    torch.manual_seed(0)
+    x = torch.randn(120, 64)
+    y = x[:, :10].argmax(1)
+    counts = edge_passes.right("64-32-10", "backprop", 0, ((x, y), (x, y)), rates=(0.0001, 0.03))
+    assert counts.shape == (2, 3)
+    assert counts[0, 0] < 0.5 and counts[1, 2] == 1.0

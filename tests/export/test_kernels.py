@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import with_full
+from torch import nn
 
 from benchmarks import random_nets
+from tpsgd import rules
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.check import samples
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.compiled import CompiledNet, compiler
+from tpsgd_export.to_c.memory import layout
 from tpsgd_export.to_c.source import sources
 
 pytestmark = [
@@ -76,3 +79,27 @@ def test_a_sum_in_another_order_is_noticed(tmp_path):
     fast, other = compiled(tmp_path / "fast", texts), compiled(tmp_path / "other", turned)
     x, _ = samples(recipe, 40)
     assert any(not torch.equal(fast.forward(s), other.forward(s)) for s in x)
+
+
+@pytest.mark.parametrize("net", ["dense", "maps"])
+def test_binary_codes_are_bits_with_the_numbers_of_a_table(net, tmp_path):
+    torch.manual_seed(0)
+    layers = {
+        "dense": [nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 4)],
+        "maps": [nn.Conv1d(1, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(30, 4)],
+    }[net]
+    model, shape = nn.Sequential(*layers), (7,) if net == "dense" else (1, 7)
+    rule = with_binary_codes(rules.readout(scale=3.0))
+    step = read_model(model, rule, shape)
+    recipes = {codes: with_codes(step, codes) for codes in ("binary", "flash", "hash")}
+    machines = [compiled(tmp_path / codes, sources(recipe)) for codes, recipe in recipes.items()]
+    x, labels = samples(step, 10)
+    for sample, label in zip(x, labels, strict=True):
+        for machine in machines:
+            machine.step(sample, label[None], 0.05)
+    bits, table, hashed = (machine.weights for machine in machines)
+    assert torch.equal(bits, hashed) and torch.allclose(bits, table, atol=1e-7)
+    numbers = recipes["flash"].blocks[0].local.codes.table.numel()
+    words = layout(recipes["binary"]).flash["class codes"] // 4
+    assert layout(recipes["flash"]).flash["class codes"] == 4 * numbers
+    assert words == -(-numbers // 32)

@@ -89,12 +89,12 @@ class Codes:
 
     Number i of class c is `distribution` at hash `streams[c]` + i, times `std`; with `filters` (the
     paper's filter-based sampling) before that times f / filters, f the number of its filter from 1.
-    A `table` has the numbers themselves. With `per_step` each time step has its own codes: their
-    streams follow from `seed`, `block` and the step.
+    A `table` has the numbers themselves; of `bits` a device has their signs alone. With `per_step`
+    each time step has its own codes: their streams follow from `seed`, `block` and the step.
     """
 
     size: int
-    distribution: str  # normal, uniform, binary, or table
+    distribution: str  # normal, uniform, binary, table, or bits
     streams: tuple[int, ...] = ()
     std: float = 1.0
     filters: int = 0

@@ -16,16 +16,20 @@ from tpsgd_export.to_c.memory import FEW_CODES
 
 
 def with_codes(recipe: StepRecipe, kind: str) -> StepRecipe:
-    """The recipe with its class codes computed by a hash, in flash, or in flash if they are few."""
+    """The recipe with its class codes computed by a hash, in flash, or in flash if they are few.
+
+    Binary codes that are not asked for as numbers, or by hash, are bits in flash.
+    """
     local = [block.local for block in recipe.blocks if block.local]
     few = sum(4 * recipe.outputs * each.codes.size for each in local) <= FEW_CODES
-    if kind != "flash" and not (kind == "auto" and few):
-        return recipe
+    in_flash = kind == "flash" or (kind == "auto" and few)
     blocks = []
     for block in recipe.blocks:
-        if block.local and not block.local.codes.per_step:
-            table = drawn(block.local.codes, recipe.outputs)
-            codes = Codes(block.local.codes.size, "table", table=table)
+        codes = block.local.codes if block.local else None
+        as_bits = codes is not None and codes.distribution == "binary" and kind != "hash"
+        if block.local and codes and not codes.per_step and (in_flash or as_bits):
+            table = drawn(codes, recipe.outputs)
+            codes = Codes(codes.size, "table" if in_flash else "bits", std=codes.std, table=table)
             block = replace(block, local=replace(block.local, codes=codes))
         blocks.append(block)
     return replace(recipe, blocks=tuple(blocks))

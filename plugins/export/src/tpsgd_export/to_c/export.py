@@ -19,6 +19,7 @@ from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
+from tpsgd_export.plain_steps import with_plain_scales
 from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
@@ -104,7 +105,7 @@ def c(
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 10))
         >>> exported = c(model, tempfile.mkdtemp(), shape=(64,), ram="16KB")
         >>> exported.memory.ram_bytes
-        11136
+        11132
     """
     check_word("codes", codes, ("auto", "hash", "flash", "binary"))
     check_word("files", files, ("plain", "arduino", "zephyr"))
@@ -125,10 +126,13 @@ def c(
         raise TpsgdError(
             f"{numbers} learns classes: labels that are numbers need numbers='float32'"
         )
-    recipe = read_model(
-        model, learning, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
-        samples=samples, labels=labels,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "batch": batch, "optimizer": optimizer, "loss": loss, "seed": seed, "spare": spare,
+        "samples": samples, "labels": labels,
+    }  # fmt: skip
+    recipe = read_model(model, learning, shape, **settings)
+    if floats and (plain := with_plain_scales(learning, recipe)) is not learning:
+        learning, recipe = plain, read_model(model, plain, shape, **settings)
     check_library(files, recipe, floats, name)
     if frozen == "int8":
         if not floats:

@@ -241,10 +241,14 @@ def _flash(recipe: StepRecipe) -> dict[str, int]:
     if recipe.targets:
         tables[UNITS] = 2 * FLOAT * recipe.outputs
     codes = [block.local.codes for block in recipe.blocks if block.local]
-    numbers = sum(c.table.numel() for c in codes if c.table is not None)
-    if numbers:
-        tables["class codes"] = FLOAT * numbers
-    if any(c.distribution != "table" for c in codes):
+    words = [  # of a table; a word has 32 bits
+        -(-c.table.numel() // (32 if c.distribution == "bits" else 1))
+        for c in codes
+        if c.table is not None
+    ]
+    if words:
+        tables["class codes"] = FLOAT * sum(words)
+    if any(c.table is None for c in codes):
         tables["hashes of classes"] = 8 * sum(len(c.streams) for c in codes)
     if any(c.distribution == "normal" for c in codes):
         tables["normal quantiles"] = QUANTILES

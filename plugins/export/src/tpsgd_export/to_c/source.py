@@ -328,16 +328,25 @@ def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
 
 
 def _code_tables(i: int, codes: Codes) -> Iterator[str]:
-    streams = table = "0"  # as with codes of every time step
-    if codes.table is not None:
+    streams = table = bits = "0"  # as with codes of every time step
+    if codes.distribution == "bits" and codes.table is not None:
+        bits = f"bits{i}"
+        yield array("uint32_t", bits, (f"0x{word:08X}u" for word in packed(codes.table)))
+    elif codes.table is not None:
         table = f"codes_of_classes{i}"
         yield floats(table, [codes.table])
     elif codes.streams:
         streams = f"streams{i}"
         yield array("uint64_t", streams, (f"UINT64_C(0x{s:016X})" for s in codes.streams))
     kind = f"TPS_{codes.distribution.upper()}"
-    fields = row(kind, codes.size, streams, table, number(codes.std), codes.filters)
+    fields = row(kind, codes.size, streams, table, number(codes.std), codes.filters, bits)
     yield f"static const tps_codes codes{i} = {fields};"
+
+
+def packed(codes: Tensor) -> list[int]:
+    """The signs of numbers as bits of words, the lowest first: 1 where they are over 0."""
+    signs = np.packbits((codes.flatten() > 0).numpy(), bitorder="little").tobytes()
+    return np.frombuffer(signs.ljust(-(-len(signs) // 4) * 4, b"\0"), "<u4").tolist()
 
 
 def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str:

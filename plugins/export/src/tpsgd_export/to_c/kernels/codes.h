@@ -2,7 +2,7 @@
 
 #define TPS_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 
-enum { TPS_TABLE, TPS_NORMAL, TPS_UNIFORM, TPS_BINARY };
+enum { TPS_TABLE, TPS_NORMAL, TPS_UNIFORM, TPS_BINARY, TPS_BITS };
 
 typedef struct {
     uint8_t distribution;
@@ -11,6 +11,7 @@ typedef struct {
     const float *table;      /* or the numbers themselves */
     float std;
     uint32_t filters;        /* filter-based sampling, or 0 */
+    const uint32_t *bits;    /* or signs of std */
 } tps_codes;
 
 TPS_FN uint64_t tps_mix(uint64_t z)
@@ -40,6 +41,10 @@ TPS_FN float tps_code(const tps_codes *p, uint32_t member, uint32_t i)
     float number;
     int32_t u;
     if (p->distribution == TPS_TABLE) return p->table[member * p->size + i];
+    if (p->distribution == TPS_BITS) {
+        i += member * p->size;
+        return p->bits[i >> 5] >> (i & 31u) & 1u ? p->std : -p->std;
+    }
     u = (int32_t)(tps_mix(p->streams[member] + i * TPS_GOLDEN) >> 40);
     if (p->distribution == TPS_BINARY) number = u >> 23 ? 1.0f : -1.0f;
     else if (p->distribution == TPS_UNIFORM)

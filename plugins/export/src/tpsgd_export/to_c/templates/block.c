@@ -4,14 +4,14 @@ TPS_ONCE float *net_outputs_${block}(const net_state *s, net_arena *a, const flo
     return tps_outputs(&net, blocks + ${block}, s->weights, x, samples);
 }
 
-@!backprop static int net_pass_${block}(net_state *s, net_arena *a, const float **x, const $label *labels, float lr,
+@!backprop TPS_ONCE int net_pass_${block}(net_state *s, net_arena *a, const float **x, const $label *labels, float lr,
 @!backprop                       uint32_t learns, float *loss)
 @!backprop {
 @!backprop     const tps_net net = net_of(s, a);
 @!backprop     float *y = net_outputs_${block}(s, a, *x, $batch);
 @!backprop     return tps_pass(&net, ${block}, s->weights, $moments_at, $ticks_at, $gains_at, x, y, labels, lr, learns, loss);
 @!backprop }
-@backprop static void net_back_${block}(net_state *s, net_arena *a, const float *x, float lr, uint32_t learns)
+@backprop TPS_ONCE void net_back_${block}(net_state *s, net_arena *a, const float *x, float lr, uint32_t learns)
 @backprop {
 @backprop     const tps_net net = net_of(s, a);
 @backprop     tps_back(&net, ${block}, s->weights, $moments_at, $ticks_at, x, lr, learns);

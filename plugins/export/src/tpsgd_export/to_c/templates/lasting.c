@@ -64,18 +64,21 @@ static int net_take(net_state *s, tps_intake *in)
 @!recurrent int net_step_part(net_state *s, net_arena *a, const float *x, const $label *labels, float lr,
 @!recurrent                   uint32_t learns, float *loss, uint32_t *part)
 @!recurrent {
-@!recurrent     tps_net net = net_of(s, a);
+@!recurrent @!backprop     tps_net net = net_of(s, a);
 @!recurrent     uint32_t i = *part;
-@!recurrent     int error;
+@!recurrent @!backprop     int error;
 @!recurrent     *part = 0;
 @!recurrent     if (i >= NET_BLOCKS) return NET_BAD_ORDER;
-@!recurrent     if (i) x = a->numbers + net.blocks[i - 1].output;
-@!recurrent     net.blocks += i; /* a net of one block */
-@!recurrent     net.count = 1;
-@!recurrent     error = tps_step(&net, s->weights, $moments_at, $part_ticks, $gains_at, x, labels, lr, learns >> i,
-@!recurrent                      loss + i);
-@!recurrent     if (error || i + 1 == NET_BLOCKS) return error;
-@!recurrent     *part = i + 1;
-@!recurrent     return NET_MORE;
+@!recurrent @backprop     if (i) return NET_BAD_ORDER;
+@!recurrent @backprop     return net_step(s, a, x, labels, lr, learns, loss); /* one part: the error comes last */
+@!recurrent @!backprop     if (i) x = a->numbers + net.blocks[i - 1].output;
+@!recurrent @!backprop     net.blocks += i;
+@!recurrent @!backprop     error = tps_refuse(&net, x, labels, lr);
+@!recurrent @!backprop     if (error) return error;
+@!recurrent @!backprop     loss[i] = 0.0f;
+@!recurrent @!backprop     error = net_pass(s, a, i, &x, labels, lr, learns, loss);
+@!recurrent @!backprop     if (error || i + 1 == NET_BLOCKS) return error;
+@!recurrent @!backprop     *part = i + 1;
+@!recurrent @!backprop     return NET_MORE;
 @!recurrent }
 
