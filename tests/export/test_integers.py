@@ -599,10 +599,9 @@ def test_what_integers_cannot_do_is_refused_in_one_sentence():
     refused("fixed codes of", rule=rules.readout(True, projections.binary()))
     refused("sigmoid needs floats", small(nn.Sigmoid()))
     refused("slope", small(nn.LeakyReLU(0.0001)))
-    convolution = model(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3))
-    refused("dense layers only", convolution, shape=(1, 12))
+    refused("relu6 needs floats", small(nn.ReLU6()))
     recurrent = model(nn.RNN(12, 4, batch_first=True), nn.Linear(4, 3))
-    refused("dense layers only", recurrent, shape=(5, 12))
+    refused("dense layers and convolutions only", recurrent, shape=(5, 12))
     refused("leave 32 bits", model(nn.Linear(70000, 3)), shape=(70000,), x=torch.ones(60, 70000))
 
 

@@ -161,6 +161,10 @@ def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, lis
         if content.fingerprint in of_numbers and last in values:
             in_units(values[last], numbers[-2 * outputs :])
         return values
-    if full != {i: [tuple(tensor.shape) for tensor in each] for i, each in numbers.items()}:
+    counts = {i: [prod(shape) for shape in each] for i, each in full.items()}
+    if counts != {i: [tensor.numel() for tensor in each] for i, each in numbers.items()}:
         raise TpsgdError("the record has layers of other shapes than the model")
-    return numbers
+    return {  # a convolution's weights are a row for each filter
+        i: [tensor.view(shape) for tensor, shape in zip(numbers[i], each, strict=True)]
+        for i, each in full.items()
+    }

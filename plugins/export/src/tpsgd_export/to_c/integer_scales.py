@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, splitmix64, streams
-from tpsgd_export.recipe import BlockRecipe, Codes, Dense, StepRecipe
+from tpsgd_export.recipe import BlockRecipe, Codes, Convolution, Dense, StepRecipe
+from tpsgd_export.to_c.memory import fan_in
 
 Array = NDArray[np.generic]
 Floats = NDArray[np.float32]
@@ -42,7 +44,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """A dense layer in integers, as `tps_int_layer` in kernels/integer.h.
+    """A layer in integers, as `tps_int_layer` in kernels/integer.h; `inputs` are those of a unit.
 
     `codes` has a row for each class: 1 is the code +1, 0 is -1.
     """
@@ -61,6 +63,13 @@ class IntegerLayer:
     log_gain: Factor
     codes: NDArray[np.uint8] | None
     learns: bool
+    block: BlockRecipe  # whose convolution and pools it has, if any
+    cells: tuple[int, int] = (1, 1)  # of a readout: pixels of the smallest, cells of a pixel
+
+    @property
+    def size(self) -> int:
+        """Its outputs before pools; `outputs` of a convolution are its filters."""
+        return self.block.size if isinstance(self.block.layer, Convolution) else self.outputs
 
     @property
     def sum_point(self) -> int:
@@ -148,8 +157,10 @@ def _refuse(recipe: StepRecipe, numbers: str) -> None:
         )
     for block in recipe.blocks:
         who = f"block {block.number + 1} ({block.name})"
-        if not isinstance(block.layer, Dense) or block.pools:
-            raise TpsgdError(f"{who}: a net of integers has dense layers only; export floats")
+        if not isinstance(block.layer, (Dense, Convolution)):
+            raise TpsgdError(
+                f"{who}: a net of integers has dense layers and convolutions only; export floats"
+            )
         if block.activation not in ACTIVATIONS:
             raise TpsgdError(
                 f"{who}: {block.activation} needs floats; ReLU, LeakyReLU, Tanh do not"
@@ -219,7 +230,8 @@ def _rehearsed(
     """The blocks after they have learned from the samples in float."""
     blocks, y = [], x
     for block in recipe.blocks:
-        blocks.append(_FloatBlock(block, y))
+        kind = _FloatMaps if isinstance(block.layer, Convolution) else _FloatBlock
+        blocks.append(kind(block, y))
         y = blocks[-1].output(y)
     order = np.random.default_rng(recipe.seed)
     with np.errstate(invalid="ignore"):  # OpenBLAS computes on unused lanes of short vectors
@@ -283,15 +295,96 @@ class _FloatBlock:
         return max(float(np.quantile(np.abs(W), 1 - SATURATED)) for W in (self.W0, self.W))
 
 
+class _FloatMaps(_FloatBlock):
+    """A convolution that learns in float32."""
+
+    def __init__(self, block: BlockRecipe, samples: Floats) -> None:
+        self.block, self.largest_output, layer = block, 0.0, block.layer
+        assert isinstance(layer, Convolution)
+        shape = layer.filters, layer.channels // layer.groups, *layer.kernel
+        self.weight = block.parameters["weight"].clone().view(shape)
+        self.W0 = np.abs(self.weight.numpy().reshape(layer.filters, -1))
+        bias = block.parameters.get("bias")
+        self.bias = None if bias is None else bias.clone()
+        self.gain, self.codes = 1.0, None
+        if local := block.local:
+            maps = torch.cat([self._activated(x) for x in torch.tensor(samples).split(256)])
+            rms = float(self._features(maps).square().mean().sqrt()) or 1.0
+            self.gain = (local.target / rms if local.target else local.gain) * local.codes.std
+            signs = code_bits(local.codes).astype(np.float32) * 2 - 1
+            self.codes = torch.tensor(signs * np.float32(self.gain))
+
+    @property
+    def W(self) -> Floats:
+        return self.weight.numpy().reshape(len(self.weight), -1)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        layer, kind = self.block.layer, self.block.activation
+        assert isinstance(layer, Convolution)
+        maps = x.reshape(-1, layer.channels, *layer.size)
+        options = layer.stride, layer.padding, layer.dilation, layer.groups
+        z = functional.conv2d(maps, self.weight, self.bias, *options)
+        slope = 1.0 if kind == "none" else self.block.slope
+        return z.tanh() if kind == "tanh" else functional.leaky_relu(z, slope)
+
+    def _features(self, maps: Tensor) -> Tensor:
+        local = self.block.local
+        grid = local.grid if local else None
+        return (functional.adaptive_avg_pool2d(maps, grid) if grid else maps).flatten(1)
+
+    def _pooled(self, maps: Tensor) -> Floats:
+        for pool in self.block.pools:
+            if pool.kind == "cells":
+                maps = functional.adaptive_avg_pool2d(maps, pool.out)
+            else:
+                of = functional.max_pool2d if pool.kind == "max" else functional.avg_pool2d
+                maps = of(maps, pool.kernel, pool.stride)
+        return maps.flatten(1).numpy()
+
+    @torch.no_grad()
+    def output(self, x: Floats) -> Floats:
+        batches = torch.tensor(x).split(256)
+        return np.concatenate([self._pooled(self._activated(each)) for each in batches])
+
+    def step(self, x: Floats, label: int, rate: np.float32) -> Floats:
+        learned = [p for p in (self.weight, self.bias) if p is not None and self.block.learns]
+        with torch.enable_grad():
+            for p in learned:
+                p.requires_grad_(True)
+            maps = self._activated(torch.tensor(x)[None])
+            if self.codes is not None:
+                logits = self._features(maps) @ self.codes.T
+                loss = functional.cross_entropy(logits, torch.tensor([label]))
+                gradients = torch.autograd.grad(loss, learned)
+                for p, g in zip(learned, gradients, strict=True):
+                    p.requires_grad_(False).sub_(float(rate) * g)
+        maps = maps.detach()
+        self.largest_output = max(self.largest_output, float(maps.abs().max()))
+        return self._pooled(maps)[0]
+
+
+def _cells(block: BlockRecipe) -> tuple[int, int]:
+    """Pixels of the smallest cell that a readout averages, and cells of a pixel at most."""
+    grid = block.local.grid if block.local else None
+    if grid is None or not isinstance(block.layer, Convolution):
+        return 1, 1
+    least, overlap = [], []
+    for size, count in zip(block.layer.out, grid, strict=True):
+        cuts = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        least.append(min(end - first for first, end in cuts))
+        overlap.append(max(sum(a <= n < b for a, b in cuts) for n in range(size)))
+    return prod(least), prod(overlap)
+
+
 def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> IntegerLayer:
     """A block in integers; `widest` is the size of its largest input."""
     block, gain = rehearsed.block, rehearsed.gain
     layer, who = block.layer, f"block {block.number + 1} ({block.name})"
-    limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (layer.inputs * widest))
-    if limit < 63 or layer.inputs > 65535:
+    inputs, cells = fan_in(block), _cells(block)
+    limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (inputs * widest))
+    if limit < 63 or inputs > 65535:
         raise TpsgdError(
-            f"{who}: sums over {layer.inputs} inputs leave 32 bits; make it narrower, or export "
-            "floats"
+            f"{who}: sums over {inputs} inputs leave 32 bits; make it narrower, or export floats"
         )
     weight_point = min(_point(limit, rehearsed.largest_weight()), SUM_POINT - input_point)
     sum_point = weight_point + input_point
@@ -308,11 +401,12 @@ def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> 
     slope = 1.0 if block.activation in ("none", "tanh") else block.slope
     bias = block.parameters.get("bias")
     return IntegerLayer(
-        layer.inputs, layer.outputs, _integers(block.parameters["weight"], weight_point, limit),
+        inputs, layer.filters if isinstance(layer, Convolution) else layer.outputs,
+        _integers(block.parameters["weight"], weight_point, limit),
         None if bias is None else _integers(bias, sum_point, SUM_LIMIT), limit,
         ACTIVATIONS[block.activation], weight_point, input_point, output_point, factor(slope),
-        factor(gain), log_gain,
-        None if block.local is None else code_bits(block.local.codes), block.learns,
+        factor(gain * cells[1] / cells[0]), log_gain,
+        None if block.local is None else code_bits(block.local.codes), block.learns, block, cells,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpsgd_export.integer_records import CLASSES, RANDOM, RecordRow, packed_head
+from tpsgd_export.recipe import Convolution
 from tpsgd_export.records import fingerprint, learning_mask
 from tpsgd_export.to_c.integer_scales import BITS, IntegerLayer, IntegerNet, input_range
 from tpsgd_export.to_c.memory import MemoryMap
@@ -34,6 +35,7 @@ class IntegerPlaces(NamedTuple):
     weight_bytes: int
     state_bytes: int  # biases, random state and number of classes, weights
     arena_bytes: int  # errors of the classes, and the outputs of two layers
+    derivatives: int  # of the pixels of a map
     record_bytes: int  # a saved net: its head, weights, biases, CRC
 
 
@@ -41,7 +43,9 @@ def places(net: IntegerNet) -> IntegerPlaces:
     """Offsets and bytes of a net; layers that do not learn take no RAM."""
     weights = [layer.weights.size * layer.learns for layer in net.layers]
     biases = [0 if la.biases is None else la.biases.size * la.learns for la in net.layers]
-    hidden = [layer.outputs for layer in net.layers[:-1]]
+    hidden = [layer.size for layer in net.layers[:-1]]
+    maps = [layer.size // layer.outputs for layer in net.layers if layer.codes is not None]
+    derivatives = max((pixels for pixels in maps if pixels > 1), default=0)
     even, odd = (max(hidden[first::2], default=0) for first in (0, 1))
     size, weight_count, bias_count = BITS[net.numbers] // 8, sum(weights), sum(biases)
     padded_weights = weight_count + -weight_count % (4 // size)
@@ -52,7 +56,8 @@ def places(net: IntegerNet) -> IntegerPlaces:
         tuple(even * (i % 2) for i in range(len(hidden))),
         *(weight_count, bias_count, padded_weights, padded_outputs, size),
         state_bytes=4 * bias_count + 8 + size * padded_weights,
-        arena_bytes=4 * net.recipe.outputs + 2 * padded_outputs,
+        arena_bytes=4 * (net.recipe.outputs + derivatives) + 2 * padded_outputs,
+        derivatives=derivatives,
         record_bytes=len(record_head(net)) + 4 + size * weight_count + 4 * bias_count,
     )
 
@@ -67,9 +72,11 @@ def integer_layout(net: IntegerNet) -> MemoryMap:
         "arena: errors of the classes, outputs": at.arena_bytes,
     }
     products = sum(layer.weights.size for layer in net.layers)
+    pixels = [layer.size // layer.outputs for layer in net.layers]
+    sums = [la.weights.size * n * (1 + la.learns) for la, n in zip(net.layers, pixels, strict=True)]
     codes = sum(-(-layer.codes.size // 8) for layer in net.layers if layer.codes is not None)
     flash = {"initial weights": products * at.weight_bytes + 4 * at.bias_count, "codes": codes}
-    return MemoryMap(ram, flash, products + at.weight_count)
+    return MemoryMap(ram, flash, sum(sums))
 
 
 def record_head(net: IntegerNet) -> bytes:
@@ -86,7 +93,8 @@ def record_head(net: IntegerNet) -> bytes:
 def integer_source(net: IntegerNet) -> dict[str, str]:
     """The files of a net that learns in integers, by their names."""
     words = _words(net, places(net))
-    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer"))
+    maps = ["integer_maps"] * any(isinstance(b.layer, Convolution) for b in net.recipe.blocks)
+    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer", *maps))
     kernels = "\n".join(["#include <stdint.h>", "", *texts, "#endif", ""])
     best = {"number": "int32_t", "input": "net_input", "recurrent": False}
     words["best"] = filled("best.h", best)
@@ -110,11 +118,11 @@ def _words(net: IntegerNet, at: IntegerPlaces) -> dict[str, Any]:
     return at._asdict() | {
         "licence": LICENCE,
         "errors": error_codes(ERRORS),
-        "sizes": "-".join(map(str, [layers[0].inputs, *(layer.outputs for layer in layers)])),
+        "sizes": "-".join(map(str, [recipe.inputs, *(layer.size for layer in layers)])),
         "numbers": net.numbers,
         "kind": "int8_t" if net.signed else "uint8_t",
         "rule": recipe.rule,
-        "inputs": layers[0].inputs,
+        "inputs": recipe.inputs,
         "input_point": net.input_point,
         "scale": float(2**net.input_point),
         "low": low,
@@ -147,10 +155,30 @@ def _tables(net: IntegerNet) -> Iterator[str]:
         if layer.codes is not None:
             bits = np.packbits(layer.codes.ravel(), bitorder="little")
             yield _table("uint8_t", f"net_codes_{i}", bits)
+        yield from _tables_of_maps(i, layer)
         if not layer.learns:
             yield _table(f"{net.numbers}_t", f"net_weights_{i}", layer.weights.ravel())
             if layer.biases is not None:
                 yield _table("int32_t", f"net_biases_{i}", layer.biases)
+
+
+def _tables_of_maps(i: int, layer: IntegerLayer) -> Iterator[str]:
+    """The sizes of a convolution, and of its pools."""
+    of, block = layer.block.layer, layer.block
+    if not isinstance(of, Convolution):
+        return
+    pools = [
+        row(f"TPS_POOL_{p.kind.upper()}", p.channels, *p.size, *p.out, *p.kernel, *p.stride)
+        for p in block.pools
+    ]
+    if pools:
+        yield f"static const tps_int_window net_pools_{i}[{len(pools)}] = {row(*pools)};"
+    grid = (block.local and block.local.grid) or of.out
+    fields = row(
+        *(of.channels, *of.size, *of.out, *of.kernel, *of.stride, *of.padding, *of.dilation),
+        *(of.groups, *grid, *layer.cells, len(pools), f"net_pools_{i}" if pools else "0"),
+    )
+    yield f"static const struct tps_int_maps net_maps_{i} = {fields};"
 
 
 def _table(kind: str, name: str, values: Iterable[int], suffix: str = "", place: str = "") -> str:
@@ -166,6 +194,7 @@ def _row(i: int, layer: IntegerLayer) -> str:
         *(layer.inputs, layer.outputs, layer.limit, layer.activation),
         *(layer.weight_point, layer.input_point, layer.output_point, *factors),
         "0" if layer.codes is None else f"net_codes_{i}",
+        f"&net_maps_{i}" if isinstance(layer.block.layer, Convolution) else "0",
     )
 
 
@@ -185,6 +214,7 @@ def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
     forward, step = [], []
     last = len(net.layers) - 1
     for i, layer in enumerate(net.layers):
+        maps, pools = False, ""
         source = f"net_units(a->y + {at.outputs[i - 1]})" if i else "net_bytes(x)"
         call = f"(&net_layers[{i}], {_weights_and_biases(i, layer, at)}, {source}, "
         if i == last:
@@ -192,16 +222,25 @@ def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
             outputs_of = f"    tps_int_logits{call}s->classes, a->e);"
             kernel, outputs = "tps_int_learn_head", ""
         else:
-            forward.append(f"    tps_int_forward{call}a->y + {at.outputs[i]});")
-            outputs_of = forward[-1]
+            maps = isinstance(layer.block.layer, Convolution)
+            name = "convolve" if maps else "forward"
+            outputs_of = f"    tps_int_{name}{call}a->y + {at.outputs[i]});"
             kernel, outputs = "tps_int_learn_hidden", f"a->y + {at.outputs[i]}, "
+            if maps:
+                kernel = "tps_int_learn_maps"
+            forward.append(outputs_of)
+            if layer.block.pools:
+                pools = f"    tps_int_pool(&net_maps_{i}, a->y + {at.outputs[i]});"
+                forward.append(pools)
         step.append(f"    case {i}:\n    {outputs_of}")
         if layer.learns:
             step.append(
                 f"        if (blocks & UINT32_C({1 << i}))\n"
                 f"            value = {kernel}{call}{outputs}s->classes,\n"
-                "                *labels, rate, a->e, &s->random);"
+                f"                *labels, rate, a->e, {'a->d, ' * maps}&s->random);"
             )
+        if layer.block.pools:
+            step.append(f"    {pools}")
         step.append("        break;")
     return "\n".join(forward), "\n".join(step)
 

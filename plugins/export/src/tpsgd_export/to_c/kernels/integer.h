@@ -31,6 +31,8 @@ typedef struct {
     int16_t point;
 } tps_factor;
 
+struct tps_int_maps; /* of a convolution: kernels/integer_maps.h */
+
 /* The constants of a layer. They lie in flash. */
 typedef struct {
     uint16_t inputs, outputs;
@@ -41,6 +43,7 @@ typedef struct {
     tps_factor gain;      /* of the logits */
     tps_factor log_gain;  /* gain log2(e) 2^TPS_LOG_POINT, for sums instead of logits */
     const uint8_t *codes; /* a bit for each class and unit: 1 is +1, 0 is -1 */
+    const struct tps_int_maps *maps; /* or 0: dense */
 } tps_int_layer;
 
 /* How far the weights of a layer move: d times an input, over 2^shift. */
