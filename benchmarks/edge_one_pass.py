@@ -42,7 +42,7 @@ from tpsgd.comparison.provenance import machine, versions
 from tpsgd.maths.random import Key, permutation
 from tpsgd_export.heads import reference
 from tpsgd_export.heads.compiled import CompiledHead
-from tpsgd_export.heads.recipe import HeadRecipe
+from tpsgd_export.heads.recipe import HeadRecipe, unit_scale
 from tpsgd_export.heads.source import encoded, read_encoder, sources
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.codes import with_codes
@@ -53,7 +53,7 @@ COMMAND = "python benchmarks/edge_one_pass.py --out results"
 SECTIONS = ("digits", "in_order", "five", "stability", "unscaled", "encoder", "boards")
 WIDTHS = (64, 128)
 SEEDS, SEARCH_SEEDS, CLASSES = 10, 3, 10
-RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 RIDGE = 1.0  # the default of tpsgd.export.one_pass
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SAMPLES, ALONE, SEEN, AGAIN = 100_000, 5_000, 8_000, 2_000
@@ -89,9 +89,8 @@ def by_class(samples: Samples, seed: int) -> Samples:
 
 def recipe_of(width: int, ridge: float, seed: int, x: Tensor, **changes: Any) -> HeadRecipe:
     """A head whose features have unit size on the samples; width 0: it reads the pixels."""
-    size = float(x.double().square().mean().sqrt())
     inputs = x.shape[1]
-    scale = inputs**-0.5 / size
+    scale = unit_scale(inputs, width, x)
     return HeadRecipe(inputs, width, CLASSES, ridge=ridge, scale=scale, seed=seed, **changes)
 
 

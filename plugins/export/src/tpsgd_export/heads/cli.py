@@ -33,7 +33,7 @@ def export_one_pass(
     with waiting("writing, compiling, and comparing it with ridge regression"):
         exported = export.one_pass(
             out, shape=data.shape, classes=data.classes, features=features, ram=ram, ridge=ridge,
-            forgetting=forgetting, spare=spare, samples=data.train[0][:CALIBRATION], seed=seed,
-            overwrite=overwrite,
+            forgetting=forgetting, spare=spare, samples=data.train[0][:CALIBRATION],
+            inputs=data.inputs, seed=seed, overwrite=overwrite,
         )  # fmt: skip
     print(exported)

@@ -91,6 +91,14 @@ class CompiledHead:
         """Make room for a new class."""
         self._done(self._call("add_class", self._state))
 
+    def scale(self, x: Any) -> Array:
+        """A sample as it was measured, in the form that the head reads."""
+        if not hasattr(self._c, f"{self._name}_scale"):
+            raise TpsgdError("the head was exported without a scaling of its inputs")
+        x = self._sample(x).copy()
+        self._c[f"{self._name}_scale"](ctypes.c_void_p(x.ctypes.data))
+        return x
+
     def learn(self, x: Any, label: int, weight: float = 1.0) -> None:
         """Learn from one sample, which counts as `weight` samples."""
         x = self._sample(x)

@@ -119,7 +119,7 @@ def page_head(recipe: StepRecipe, data: Data, seed: int) -> HeadRecipe:
     """The head that learns in one pass next to the net, on features of the samples themselves."""
     return HeadRecipe(
         recipe.inputs, ONE_PASS, recipe.classes, recipe.spare, seed=seed % (1 << 32),
-        scale=unit_scale(torch.as_tensor(data.train[0][:CALIBRATION])),
+        scale=unit_scale(recipe.inputs, ONE_PASS, torch.as_tensor(data.train[0][:CALIBRATION])),
     )  # fmt: skip
 
 

@@ -37,6 +37,13 @@ static int ${n}_usable(const float *x, uint32_t count)
     return 1;
 }
 
+@scaled $tables
+@scaled void ${n}_scale(float *x)
+@scaled {
+@scaled     uint32_t i;
+@scaled     for (i = 0; i < $inputs; i++) x[i] = (x[i] - ${n}_shift[$index]) / ${n}_scales[$index];
+@scaled }
+@scaled 
 @random /* 32 signs of the projection: they are computed again for each sample, and stored nowhere */
 @random static uint32_t ${n}_signs(uint32_t word)
 @random {
