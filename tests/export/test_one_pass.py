@@ -298,7 +298,15 @@ def test_a_frozen_encoder_gives_the_head_its_numbers(digits, tmp_path):
         h = reference.features(recipe, encoded(model, x).numpy())
         assert distance(head.weights, reference.ridge(h, y, recipe)) < 1e-4
         assert exported.memory and exported.memory.ram_bytes == head.ram
+        state = head.save()
     assert model.training
+    with torch.no_grad():
+        next(model.parameters())[0] += 1
+    tpsgd.export.one_pass(
+        tmp_path, shape=(1, 8, 8), classes=10, model=model, features=20, overwrite=True
+    )
+    with pytest.raises(TpsgdError, match="another head"):  # its encoder has other weights
+        CompiledHead(tmp_path).load(state)
 
 
 @needs_c

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
 
 from tpsgd import losses, rules
 from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.modes import modes_restored
 from tpsgd_export.heads.recipe import HeadRecipe
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import check_shape, read_model
@@ -40,6 +42,11 @@ class Encoder:
     place: int
 
     @property
+    def fingerprint(self) -> int:
+        """Of its layers and weights."""
+        return crc32(self.texts["net.c"].encode())
+
+    @property
     def ram_bytes(self) -> int:
         """Scratch that it needs while it encodes a sample."""
         return self.memory.ram_bytes
@@ -64,10 +71,8 @@ def read_encoder(model: nn.Module, shape: Sequence[int]) -> Encoder:
 
 def encoded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What an encoder makes of samples, as rows of numbers."""
-    training = model.training
-    with torch.no_grad():
+    with torch.no_grad(), modes_restored(model):
         features = model.eval()(x)
-    model.train(training)
     if features.dim() != 2:
         raise TpsgdError(
             f"the encoder must give one row of numbers for each sample, not {tuple(features.shape)}"
@@ -116,7 +121,7 @@ def sources(
         "most": number(recipe.most),
         "scale": number(recipe.scale),
         "stream": f"0x{recipe.stream:08X}u",
-        "fingerprint": f"0x{recipe.fingerprint:08X}u",
+        "fingerprint": f"0x{recipe.fingerprint ^ (encoder.fingerprint if encoder else 0):08X}u",
     } | _scaling(recipe.name, samples, inputs)
     own = {f"{recipe.name}.{end}": filled(f"one_pass.{end}", words) for end in ("h", "c")}
     return own | (encoder.texts if encoder else {})
