@@ -455,6 +455,7 @@ def photos(file: Path) -> list[Row] | None:
 
 # ---- boards --------------------------------------------------------------------------------------
 
+OTHER_BOARDS, TIMED = ("Cortex-M0", "Cortex-M3", "Cortex-M7"), ("step", "inference")
 AS_NET = """
 #include "head.h"
 #define NET_INPUT HEAD_INPUT
@@ -475,14 +476,15 @@ AS_NET = """
 
 
 def boards() -> list[Row] | None:
-    """Heads that learn all digits once on an emulated Cortex-M4F."""
+    """Heads that learn all digits once on an emulated Cortex-M4F, and the small one on others."""
     if emulated.missing():
         print(emulated.missing(), flush=True)
         return None
-    return [_on_board(width, optimise) for width in WIDTHS for optimise in ("-Os", "-O2")]
+    cases = [(width, "Cortex-M4F", o) for width in WIDTHS for o in ("-Os", "-O2")]
+    return [_on_board(*case) for case in (*cases, *((64, board, "-Os") for board in OTHER_BOARDS))]
 
 
-def _on_board(width: int, optimise: str) -> Row:
+def _on_board(width: int, board: str, optimise: str) -> Row:
     (x, y), test = edge_nets.digits()
     recipe = recipe_of(width, RIDGE, 0, x.flatten(1) / 16)
     texts = sources(recipe)
@@ -492,20 +494,20 @@ def _on_board(width: int, optimise: str) -> Row:
         for file, text in files.items():
             (folder / file).write_text(text)
         emulated.write_data(folder, (x, y), test, EPOCHS="1", RATE="0.0f", SCALE="0.0625f")
-        here, there = emulated.on_host(folder), emulated.on_board(folder, "Cortex-M4F", optimise)
+        here, there = emulated.on_host(folder), emulated.on_board(folder, board, optimise)
     if here["weights"] != there["weights"] or here["right"] != there["right"]:
         raise RuntimeError("other bits on the board than on this machine")
     ram = recipe.memory.ram_bytes
     if not int(there["placed"]) == int(there["ram"]) == ram:
         raise RuntimeError(f"planned {ram} B, the linker has {there}")
     row = {
-        "arm": f"head, {width} random features", "optimise": optimise,
+        "arm": f"head, {width} random features", "board": board, "optimise": optimise,
         "ram_bytes": ram, "stack_bytes": int(there["stack"]),
         "total_bytes": ram + int(there["stack"]), "code_bytes": int(there["code"]),
-        "constants_bytes": int(there["constants"]), "step_instructions": int(there["step"]),
-        "inference_instructions": int(there["inference"]),
+        "constants_bytes": int(there["constants"]),
         "right": int(there["right"]), "test": len(test[1]), "same_bits_as_this_machine": True,
     }  # fmt: skip
+    row |= {f"{what}_instructions": int(there[what]) for what in TIMED if what in there}
     print(row, flush=True)
     return row
 

@@ -68,7 +68,8 @@ def page(
 
     The program in the file is the C of `tpsgd.export.c`, as WebAssembly. The file opens from the
     disk and requests nothing. Writing it needs a compiler for WebAssembly: clang with lld, or the
-    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`.
+    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`. Next to the net a head
+    that learns from each sample once, that of `tpsgd.export.one_pass`, reads the same samples.
 
     Args:
         model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
