@@ -13,6 +13,7 @@
 - `unscaled`: 20,000 samples whose features are a hundred times too large.
 - `encoder`: a convolutional net that learned the digits 0 to 4 is frozen, and the head behind it
   learns all ten; the same net untrained is the control.
+- `photos`: heads on the features of a frozen VGG16, if they or the photos are there (see edge.py).
 - `boards`: bytes, and instructions of a step on an emulated Cortex-M4F, if gcc for ARM and QEMU
   are installed. Instructions are not cycles.
 
@@ -21,6 +22,7 @@ Rates and penalties are chosen on a fifth of the training samples, never on the 
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +30,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import edge_adaptor
 import edge_nets
 import emulated
 import numpy as np
@@ -42,7 +45,7 @@ from tpsgd.comparison.provenance import machine, versions
 from tpsgd.maths.random import Key, permutation
 from tpsgd_export.heads import reference
 from tpsgd_export.heads.compiled import CompiledHead
-from tpsgd_export.heads.recipe import HeadRecipe
+from tpsgd_export.heads.recipe import HeadRecipe, unit_scale
 from tpsgd_export.heads.source import encoded, read_encoder, sources
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.codes import with_codes
@@ -50,19 +53,21 @@ from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.source import sources as net_sources
 
 COMMAND = "python benchmarks/edge_one_pass.py --out results"
-SECTIONS = ("digits", "in_order", "five", "stability", "unscaled", "encoder", "boards")
+SECTIONS = ("digits", "in_order", "five", "stability", "unscaled", "encoder", "photos", "boards")
 WIDTHS = (64, 128)
 SEEDS, SEARCH_SEEDS, CLASSES = 10, 3, 10
-RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 RIDGE = 1.0  # the default of tpsgd.export.one_pass
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SAMPLES, ALONE, SEEN, AGAIN = 100_000, 5_000, 8_000, 2_000
 CHANGED, FORGETTING, UNSCALED = 50_000, 0.999, 20_000
 PERMUTED = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
 CAP = 16.0  # of the trace, in multiples of its first value
+FEATURES = Path("vgg16_imagenette.npz")  # those of edge.py
 Row = dict[str, Any]
 Samples = tuple[Tensor, Tensor]
 Learner = Callable[[Samples, Samples, float, int], float]
+Order = Callable[[Samples, int], Samples]
 
 
 def digits() -> tuple[Samples, Samples]:
@@ -89,9 +94,8 @@ def by_class(samples: Samples, seed: int) -> Samples:
 
 def recipe_of(width: int, ridge: float, seed: int, x: Tensor, **changes: Any) -> HeadRecipe:
     """A head whose features have unit size on the samples; width 0: it reads the pixels."""
-    size = float(x.double().square().mean().sqrt())
     inputs = x.shape[1]
-    scale = inputs**-0.5 / size
+    scale = unit_scale(inputs, width, x)
     return HeadRecipe(inputs, width, CLASSES, ridge=ridge, scale=scale, seed=seed, **changes)
 
 
@@ -167,10 +171,18 @@ LEARNERS: dict[str, tuple[Learner, tuple[float, ...]]] = {
 }
 
 
-def scored(name: str, order: Callable[[Samples, int], Samples]) -> Row:
+def scored(name: str, order: Order) -> Row:
+    """A learner of digits, with what it takes."""
+    row, ram = tested(name, *LEARNERS[name], digits(), order), ram_of(name)
+    return row | ({"bytes": ram} if ram else {})
+
+
+def tested(
+    name: str, learn: Learner, values: tuple[float, ...], sets: tuple[Samples, Samples],
+    order: Order,
+) -> Row:  # fmt: skip
     """The rate or penalty by validation, then accuracies on the test samples."""
-    learn, values = LEARNERS[name]
-    train, test = digits()
+    train, test = sets
     part, validation = edge_nets.held_out(train)
     scores = {
         value: fmean(learn(order(part, s), validation, value, s) for s in range(SEARCH_SEEDS))
@@ -180,8 +192,7 @@ def scored(name: str, order: Callable[[Samples, int], Samples]) -> Row:
     accuracies = [learn(order(train, s), test, best, s) for s in range(SEEDS)]
     row = {"arm": name, "rate": best, "validation": {str(k): v for k, v in scores.items()}}
     print(f"{name}: {fmean(accuracies):.4f} ± {stdev(accuracies):.4f} at {best}", flush=True)
-    ram = ram_of(name)
-    return row | {"accuracies": accuracies} | ({"bytes": ram} if ram else {})
+    return row | {"accuracies": accuracies}
 
 
 def ram_of(name: str) -> int | None:
@@ -404,8 +415,47 @@ def _behind_encoder(epochs: int, seed: int) -> tuple[float, int]:
     return compiled.accuracy(test[0].numpy(), test[1]), compiled.ram
 
 
+# ---- photos --------------------------------------------------------------------------------------
+
+
+def linear_probe(train: Samples, test: Samples, penalty: float, seed: int) -> float:
+    """Ridge regression on the features of all photos at once, in float64."""
+    del seed
+    recipe = recipe_of(0, penalty, 0, train[0])
+    weights = reference.ridge(reference.features(recipe, train[0]), train[1], recipe)
+    scores = reference.features(recipe, test[0]) @ weights.T
+    return float((scores.argmax(1) == test[1].numpy()).mean())
+
+
+PHOTOS: dict[str, tuple[Learner, tuple[float, ...]]] = {
+    "head, 128 random features": (head(128), RIDGES),
+    "head, 256 random features": (head(256), RIDGES),
+    "head on the 512 features": (head(0), RIDGES),
+    "steps of a linear layer, 512-10": (steps(rules.readout(), 512, 10), RATES),
+    "all at once, linear, float64": (linear_probe, RIDGES),
+}
+
+
+def photos(file: Path) -> list[Row] | None:
+    """Heads behind a frozen VGG16: photos of Imagenette, each once, shuffled or by class."""
+    if not file.is_file() and "TPSGD_DATA" not in os.environ:
+        print(f"no {file}, and no TPSGD_DATA with photos to compute it from", flush=True)
+        return None
+    sets, rows = edge_adaptor.photos(file), []
+    for name, (learn, values) in PHOTOS.items():
+        row = tested(name, learn, values, (sets.train, sets.test), shuffled)
+        ordered = tested(f"{name}, by class", learn, values, (sets.train, sets.test), by_class)
+        row["in_order"] = ordered["accuracies"]
+        if name.startswith("head"):
+            width = int(name.split()[1]) if "random" in name else 0
+            row["bytes"] = HeadRecipe(512, width, CLASSES).memory.ram_bytes
+        rows.append(row)
+    return rows
+
+
 # ---- boards --------------------------------------------------------------------------------------
 
+OTHER_BOARDS, TIMED = ("Cortex-M0", "Cortex-M3", "Cortex-M7"), ("step", "inference")
 AS_NET = """
 #include "head.h"
 #define NET_INPUT HEAD_INPUT
@@ -426,14 +476,15 @@ AS_NET = """
 
 
 def boards() -> list[Row] | None:
-    """Heads that learn all digits once on an emulated Cortex-M4F."""
+    """Heads that learn all digits once on an emulated Cortex-M4F, and the small one on others."""
     if emulated.missing():
         print(emulated.missing(), flush=True)
         return None
-    return [_on_board(width, optimise) for width in WIDTHS for optimise in ("-Os", "-O2")]
+    cases = [(width, "Cortex-M4F", o) for width in WIDTHS for o in ("-Os", "-O2")]
+    return [_on_board(*case) for case in (*cases, *((64, board, "-Os") for board in OTHER_BOARDS))]
 
 
-def _on_board(width: int, optimise: str) -> Row:
+def _on_board(width: int, board: str, optimise: str) -> Row:
     (x, y), test = edge_nets.digits()
     recipe = recipe_of(width, RIDGE, 0, x.flatten(1) / 16)
     texts = sources(recipe)
@@ -443,20 +494,20 @@ def _on_board(width: int, optimise: str) -> Row:
         for file, text in files.items():
             (folder / file).write_text(text)
         emulated.write_data(folder, (x, y), test, EPOCHS="1", RATE="0.0f", SCALE="0.0625f")
-        here, there = emulated.on_host(folder), emulated.on_board(folder, "Cortex-M4F", optimise)
+        here, there = emulated.on_host(folder), emulated.on_board(folder, board, optimise)
     if here["weights"] != there["weights"] or here["right"] != there["right"]:
         raise RuntimeError("other bits on the board than on this machine")
     ram = recipe.memory.ram_bytes
     if not int(there["placed"]) == int(there["ram"]) == ram:
         raise RuntimeError(f"planned {ram} B, the linker has {there}")
     row = {
-        "arm": f"head, {width} random features", "optimise": optimise,
+        "arm": f"head, {width} random features", "board": board, "optimise": optimise,
         "ram_bytes": ram, "stack_bytes": int(there["stack"]),
         "total_bytes": ram + int(there["stack"]), "code_bytes": int(there["code"]),
-        "constants_bytes": int(there["constants"]), "step_instructions": int(there["step"]),
-        "inference_instructions": int(there["inference"]),
+        "constants_bytes": int(there["constants"]),
         "right": int(there["right"]), "test": len(test[1]), "same_bits_as_this_machine": True,
     }  # fmt: skip
+    row |= {f"{what}_instructions": int(there[what]) for what in TIMED if what in there}
     print(row, flush=True)
     return row
 
@@ -464,7 +515,7 @@ def _on_board(width: int, optimise: str) -> Row:
 # ---- all of it -----------------------------------------------------------------------------------
 
 
-def in_one_pass(order: Callable[[Samples, int], Samples], names: Any = LEARNERS) -> list[Row]:
+def in_one_pass(order: Order, names: Any = LEARNERS) -> list[Row]:
     """Every learner, with samples in an order."""
     return [scored(name, order) for name in names]
 
@@ -476,6 +527,7 @@ MEASURES: dict[str, Callable[[], Any]] = {
     "stability": stability,
     "unscaled": unscaled,
     "encoder": encoder,
+    "photos": lambda: photos(FEATURES),
     "boards": boards,
 }
 

@@ -83,11 +83,18 @@ def test_goals_that_the_page_claims_are_those_of_the_file(record):
     assert mean("in_order", large) >= 0.96
     controls = [row for row in record["in_order"] if not row["arm"].startswith("head")]
     assert len(controls) == 5 and all(fmean(row["accuracies"]) < 0.5 for row in controls)
-    assert mean("digits", small) < mean("digits", "head on the pixels") < mean("digits", large)
+    linear = mean("digits", "head on the pixels")
+    assert abs(linear - mean("digits", small)) < 0.02 and mean("digits", large) > linear + 0.02
+    frozen = of(record, "digits", "frozen, 64-128-10")
+    assert abs(fmean(frozen["accuracies"]) - mean("digits", small)) < 0.01
+    assert frozen["bytes"] < 0.5 * of(record, "digits", small)["bytes"]
+    boards = set()
     for row in record["boards"]:
         assert row["same_bits_as_this_machine"]
-        if row["optimise"] == "-Os":
+        boards.add(row["board"])
+        if (row["board"], row["optimise"]) == ("Cortex-M4F", "-Os"):
             assert row["total_bytes"] <= (12_000 if "64" in row["arm"] else 40_000)
+    assert boards == set(one_pass.emulated.BOARDS)
 
 
 def test_what_the_page_says_of_forgetting_is_in_the_file(record):

@@ -211,3 +211,15 @@ def test_the_arduino_sketch_learns_from_lines_with_a_label_alone(says, tmp_path)
     subprocess.run([*command, str(sketch), str(net), "-o", str(program)], check=True)
     said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
     assert [line.split()[0] for line in said.splitlines()] == ["class", "loss", "loss", "class"]
+
+
+def test_a_head_of_one_pass_is_written_within_a_budget(says):
+    words = ("export", "one-pass", "--data", "digits", "--ram", "4KB", "--out", "head")
+    status, out, error = says(*words, "--spare", "2")
+    assert status == 0, error
+    assert "head/head.h" in out and "multiply-adds a step" in out
+    assert "#define HEAD_CLASSES 12" in Path("head/head.h").read_text()
+    status, _, error = says(*words)
+    assert status and "head" in error  # it is there already
+    status, _, error = says(*words, "--features", "90", "--overwrite")
+    assert status and "a head of 90 features needs" in error

@@ -1,4 +1,4 @@
-"""`tpsgd export c | page | onnx`: a training step that leaves Python."""
+"""`tpsgd export c | page | onnx | one-pass`: a training step that leaves Python."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from tpsgd.cli.terminal import waiting
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import check_new
 from tpsgd_export.exported_model import ExportData, ModelToExport, NetToExport
+from tpsgd_export.heads.cli import export_one_pass
 
 CALIBRATION = 256  # training samples that calibrated readouts measure
 app = typer.Typer(help="Write the training step as C, a page or ONNX.", no_args_is_help=True)
@@ -94,6 +95,9 @@ def export_onnx(
             overwrite=overwrite, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)
+
+
+app.command("one-pass")(options.grouped(export_one_pass))
 
 
 def _calibration(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:

@@ -39,7 +39,7 @@ class SampleFormat:
             return ""
         return f"inputs: {function} {METHODS.get(self.method, METHODS['minmax'])}"
 
-    def warn_of_lost_digits(self) -> None:
+    def warn_of_lost_digits(self, function: str = "net_scale") -> None:
         """Warn of features so far from 0 that float32, which the program reads, has few steps."""
         shift, scale = np.array(self.shift), np.abs(self.scale)
         steps = np.spacing(np.abs(shift).astype(np.float32))
@@ -47,7 +47,7 @@ class SampleFormat:
             i = int(coarse.argmax())
             name = f"'{self.columns[i]}'" if len(self.columns) == len(shift) else f"x[{i}]"
             warnings.warn(
-                f"net_scale takes float32 numbers, which lie {steps[i]:g} apart near"
+                f"{function} takes float32 numbers, which lie {steps[i]:g} apart near"
                 f" {shift[i]:.9g}, and {name} varies by about {scale[i]:.3g} there: subtract"
                 " the same constant from it in the training data and, before it becomes a float, on"
                 " the device",

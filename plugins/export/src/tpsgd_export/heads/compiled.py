@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class CompiledHead:
         flags: Sequence[str] = FLAGS,
     ) -> None:  # fmt: skip
         texts = files if isinstance(files, Mapping) else _texts(Path(files), name)
-        self._c = _compiled(texts, name, flags)
+        self._c = _compiled(tuple(texts.items()), name, tuple(flags))
         sizes = list((ctypes.c_ulong * 6).in_dll(self._c, "probe_sizes"))
         state, arena, self.inputs, self.capacity, self.units, self.ram = sizes
         for function, types in SIGNATURES.items():
@@ -90,6 +91,14 @@ class CompiledHead:
     def add_class(self) -> None:
         """Make room for a new class."""
         self._done(self._call("add_class", self._state))
+
+    def scale(self, x: Any) -> Array:
+        """A sample as it was measured, in the form that the head reads."""
+        if not hasattr(self._c, f"{self._name}_scale"):
+            raise TpsgdError("the head was exported without a scaling of its inputs")
+        x = self._sample(x).copy()
+        self._c[f"{self._name}_scale"](ctypes.c_void_p(x.ctypes.data))
+        return x
 
     def learn(self, x: Any, label: int, weight: float = 1.0) -> None:
         """Learn from one sample, which counts as `weight` samples."""
@@ -152,16 +161,19 @@ def _texts(folder: Path, name: str) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in needed}
 
 
-def _compiled(texts: Mapping[str, str], name: str, flags: Sequence[str]) -> Any:
+@lru_cache(maxsize=32)
+def _compiled(files: tuple[tuple[str, str], ...], name: str, flags: tuple[str, ...]) -> Any:
+    """A library of the files; heads of the same files share it, since their state is their own."""
     command = compiler()
     if command is None:
         raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         probe = {"probe.c": PROBE.format(n=name, N=name.upper())}
-        for file, text in {**texts, **probe}.items():
+        texts = dict(files) | probe
+        for file, text in texts.items():
             (folder / file).write_text(text, encoding="utf-8")
-        programs = [str(folder / file) for file in (*texts, *probe) if file.endswith(".c")]
+        programs = [str(folder / file) for file in texts if file.endswith(".c")]
         library = str(folder / "head.so")
         done = subprocess.run(
             [*command, *flags, "-shared", "-fPIC", *programs, "-o", library],

@@ -1,8 +1,10 @@
 """`export.one_pass`: a head that learns from each sample once, as C files in a folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ from tpsgd_export.heads import reference
 from tpsgd_export.heads.compiled import CompiledHead
 from tpsgd_export.heads.recipe import HeadRecipe, most_features, unit_scale
 from tpsgd_export.heads.source import Encoder, encoded, memory_of, read_encoder, sources
+from tpsgd_export.inputs import read_inputs
 from tpsgd_export.read_model import as_samples, check_shape
 from tpsgd_export.to_c.check import NOT_RUN
 from tpsgd_export.to_c.compiled import compiler
+from tpsgd_export.to_c.memory import FLOAT
 
 FEATURES = 128
 TRIAL = 200  # random samples that the check learns
@@ -39,6 +43,7 @@ def one_pass(
     forgetting: float = 1.0,
     spare: int = 0,
     samples: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     seed: int = 0,
     name: str = "head",
     overwrite: bool = False,
@@ -63,8 +68,10 @@ def one_pass(
             what changes over some 1,000 samples. A sample whose scores are right makes the head
             forget nothing, so that samples of one class alone do not drive out the others.
         spare: classes that may come later.
-        samples: inputs whose size sets the scale of the features; without them it is 1 over the
-            root of the inputs, as standardised inputs need it.
+        samples: inputs whose size sets the scale of the features; without them it is that of
+            standardised inputs.
+        inputs: `data.inputs`: the header names the columns, and if they were scaled, `head_scale`
+            does the same on the device.
         seed: of the projection.
         name: what the files and all names in them begin with.
         overwrite: replace an earlier export.
@@ -79,10 +86,11 @@ def one_pass(
     names = () if isinstance(classes, int) else tuple(map(str, classes))
     encoder = None if model is None else read_encoder(model, shape)
     count: Any = classes if isinstance(classes, int) else len(names)
+    read = encoder.outputs if encoder else prod(shape)
+    units = _features(features, ram, count, spare, encoder)
     recipe = HeadRecipe(
-        encoder.outputs if encoder else prod(shape),
-        _features(features, ram, count, spare, encoder), count, spare, ridge, forgetting,
-        scale=_scale(model, encoder, shape, samples), seed=seed, name=name,
+        read, units, count, spare, ridge, forgetting,
+        scale=_scale(read, units, model, shape, samples), seed=seed, name=name,
     )  # fmt: skip
     memory = memory_of(recipe, encoder)
     if ram is not None and memory.ram_bytes > as_bytes(ram):
@@ -90,12 +98,18 @@ def one_pass(
             f"a head of {recipe.features} features needs {memory.ram_bytes:,} B of RAM, and "
             f"ram={ram} is {as_bytes(ram):,} B: leave features= out, and as many as fit are taken"
         )
-    texts = sources(recipe, encoder, names)
+    form: Any = SimpleNamespace(shape=shape, targets=None, classes=count)
+    meaning = read_inputs(inputs, names, form)
+    meaning.warn_of_lost_digits(f"{name}_scale")
+    if meaning.shift:
+        tables = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
+        memory = replace(memory, flash=memory.flash | tables)
+    texts = sources(recipe, encoder, meaning)
     check_new(Path(folder), overwrite, *texts)
     checked = check(recipe, texts, model, shape)
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
         paths = write_together({path / file: text.encode() for file, text in texts.items()})
-    return Exported(paths, checked, memory=memory)
+    return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))
 
 
 def _features(
@@ -109,14 +123,12 @@ def _features(
 
 
 def _scale(
-    model: nn.Module | None, encoder: Encoder | None, shape: tuple[int, ...], samples: Any
+    inputs: int, features: int, model: nn.Module | None, shape: tuple[int, ...], samples: Any
 ) -> float:
-    """1 over the size of the sums of signed inputs, or of the inputs, if the head reads these."""
-    inputs = encoder.outputs if encoder else prod(shape)
     if samples is None:
-        return inputs**-0.5
+        return unit_scale(inputs, features)
     x = as_samples(samples, shape)
-    return unit_scale(x if model is None else encoded(model, x))
+    return unit_scale(inputs, features, x if model is None else encoded(model, x))
 
 
 def check(
@@ -126,7 +138,8 @@ def check(
     if compiler() is None:
         return NOT_RUN
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(TRIAL, *shape, generator=generator) / recipe.scale / recipe.inputs**0.5
+    size = unit_scale(recipe.inputs, recipe.features) / recipe.scale
+    x = torch.randn(TRIAL, *shape, generator=generator) * size
     if model is not None:
         x = torch.randn(TRIAL, *shape, generator=generator)
     labels = np.arange(TRIAL) % recipe.classes

@@ -116,10 +116,13 @@ class HeadRecipe:
         return MemoryMap(ram, {}, signed + triangle + 2 * self.outputs * self.units)
 
 
-def unit_scale(samples: Tensor) -> float:
-    """The scale with which features of some samples have about unit size."""
-    x = samples.double().flatten(1)
-    return x.shape[1] ** -0.5 / (float(x.square().mean().sqrt()) or 1.0)
+def unit_scale(inputs: int, features: int, samples: Tensor | None = None) -> float:
+    """The scale with which features have about unit size.
+
+    That of the inputs is measured on some samples, or 1, as that of standardised inputs.
+    """
+    size = 1.0 if samples is None else float(samples.double().square().mean().sqrt())
+    return (inputs**-0.5 if features else 1.0) / (size or 1.0)
 
 
 def most_features(budget: str | int, classes: int, fixed: int = 0) -> int:

@@ -3,17 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
+from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
 
 from tpsgd import losses, rules
 from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.modes import modes_restored
 from tpsgd_export.heads.recipe import HeadRecipe
+from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import check_shape, read_model
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
-from tpsgd_export.to_c.source import LICENCE, comment, filled, number
+from tpsgd_export.to_c.source import LICENCE, array, comment, filled, number
 from tpsgd_export.to_c.source import sources as net_sources
+
+UNSCALED = SampleFormat()
+LONGEST = 60  # characters of a column's name
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,11 @@ class Encoder:
     inputs: int
     outputs: int
     place: int
+
+    @property
+    def fingerprint(self) -> int:
+        """Of its layers and weights."""
+        return crc32(self.texts["net.c"].encode())
 
     @property
     def ram_bytes(self) -> int:
@@ -59,10 +71,8 @@ def read_encoder(model: nn.Module, shape: Sequence[int]) -> Encoder:
 
 def encoded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What an encoder makes of samples, as rows of numbers."""
-    training = model.training
-    with torch.no_grad():
+    with torch.no_grad(), modes_restored(model):
         features = model.eval()(x)
-    model.train(training)
     if features.dim() != 2:
         raise TpsgdError(
             f"the encoder must give one row of numbers for each sample, not {tuple(features.shape)}"
@@ -85,17 +95,18 @@ def memory_of(recipe: HeadRecipe, encoder: Encoder | None = None) -> MemoryMap:
 
 
 def sources(
-    recipe: HeadRecipe, encoder: Encoder | None = None, classes: Sequence[str] = ()
+    recipe: HeadRecipe, encoder: Encoder | None = None, samples: SampleFormat = UNSCALED
 ) -> dict[str, str]:
     """The files of a head by their names."""
+    inputs = encoder.inputs if encoder else recipe.inputs
     words = {
         "licence": LICENCE,
-        "summary": comment(*wrap(_summary(recipe, classes), 94)),
+        "summary": comment(*wrap(_summary(recipe, samples.classes), 94)),
         "n": recipe.name,
         "N": recipe.name.upper(),
         "encoder": encoder is not None,
         "random": recipe.features > 0,
-        "inputs": encoder.inputs if encoder else recipe.inputs,
+        "inputs": inputs,
         "encoded": recipe.inputs,
         "read": recipe.inputs,
         "output": encoder.place if encoder else 0,
@@ -110,10 +121,27 @@ def sources(
         "most": number(recipe.most),
         "scale": number(recipe.scale),
         "stream": f"0x{recipe.stream:08X}u",
-        "fingerprint": f"0x{recipe.fingerprint:08X}u",
-    }
+        "fingerprint": f"0x{recipe.fingerprint ^ (encoder.fingerprint if encoder else 0):08X}u",
+    } | _scaling(recipe.name, samples, inputs)
     own = {f"{recipe.name}.{end}": filled(f"one_pass.{end}", words) for end in ("h", "c")}
     return own | (encoder.texts if encoder else {})
+
+
+def _scaling(name: str, samples: SampleFormat, inputs: int) -> dict[str, Any]:
+    """The words of a function that scales samples, if they are scaled."""
+    each = zip(samples.shift, samples.scale, strict=True)
+    rows = [
+        f"x[{i}] {column[:LONGEST]}: shift {shift:.7g}, scale {scale:.7g}"
+        for i, (column, (shift, scale)) in enumerate(zip(samples.columns, each, strict=False))
+    ]
+    shift, scale = (map(number, values) for values in (samples.shift, samples.scale))
+    tables = array("float", f"{name}_shift", shift) + array("float", f"{name}_scales", scale)
+    return {
+        "scaled": bool(samples.shift),
+        "columns": comment("Inputs in their order:", *rows) if rows else "",
+        "tables": tables,
+        "index": "i" if len(samples.shift) == inputs else f"i % {max(1, len(samples.shift))}u",
+    }
 
 
 def _summary(recipe: HeadRecipe, classes: Sequence[str]) -> str:

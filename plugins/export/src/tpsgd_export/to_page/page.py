@@ -68,7 +68,8 @@ def page(
 
     The program in the file is the C of `tpsgd.export.c`, as WebAssembly. The file opens from the
     disk and requests nothing. Writing it needs a compiler for WebAssembly: clang with lld, or the
-    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`.
+    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`. Next to the net a head
+    that learns from each sample once, that of `tpsgd.export.one_pass`, reads the same samples.
 
     Args:
         model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
@@ -119,7 +120,7 @@ def page_head(recipe: StepRecipe, data: Data, seed: int) -> HeadRecipe:
     """The head that learns in one pass next to the net, on features of the samples themselves."""
     return HeadRecipe(
         recipe.inputs, ONE_PASS, recipe.classes, recipe.spare, seed=seed % (1 << 32),
-        scale=unit_scale(torch.as_tensor(data.train[0][:CALIBRATION])),
+        scale=unit_scale(recipe.inputs, ONE_PASS, torch.as_tensor(data.train[0][:CALIBRATION])),
     )  # fmt: skip
 
 

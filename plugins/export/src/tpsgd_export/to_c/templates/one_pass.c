@@ -37,6 +37,13 @@ static int ${n}_usable(const float *x, uint32_t count)
     return 1;
 }
 
+@scaled $tables
+@scaled void ${n}_scale(float *x)
+@scaled {
+@scaled     uint32_t i;
+@scaled     for (i = 0; i < $inputs; i++) x[i] = (x[i] - ${n}_shift[$index]) / ${n}_scales[$index];
+@scaled }
+@scaled 
 @random /* 32 signs of the projection: they are computed again for each sample, and stored nowhere */
 @random static uint32_t ${n}_signs(uint32_t word)
 @random {
@@ -82,10 +89,9 @@ static int ${n}_usable(const float *x, uint32_t count)
 @!random static int ${n}_features(const float *x, float *h)
 @!random {
 @!random     uint32_t i;
-@!random     if (!${n}_usable(x, ${N}_UNITS - 1u)) return 0;
 @!random     for (i = 0; i < ${N}_UNITS - 1u; i++) h[i] = x[i] * $scale;
 @!random     h[i] = 1.0f;
-@!random     return 1;
+@!random     return ${n}_usable(x, ${N}_UNITS - 1u) && ${n}_usable(h, ${N}_UNITS);
 @!random }
 
 /* Fills a->h. */
@@ -120,9 +126,8 @@ static inline void ${n}_turn(float *u, float *gain, float back, float v)
 }
 
 /* U D U^T after the features h, by Bierman: D stays above 0 whatever float32 rounds. Older samples count
- * `kept` of what they did, and this one `weight`; D never grows beyond $most: it would, in directions that no sample shows any more.
- * Fills a->gain, which is divided by the result,
- * kept / weight + h^T U D U^T h. */
+ * `kept` of what they did, and this one `weight`. D never grows beyond $most: it would, in directions that
+ * no sample shows any more. Fills a->gain, which is divided by the result, kept / weight + h^T U D U^T h. */
 static float ${n}_update(${n}_state *s, ${n}_arena *a, float kept, float weight)
 {
     const float *h = a->h;

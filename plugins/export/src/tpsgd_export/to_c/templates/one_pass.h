@@ -48,6 +48,11 @@ extern "C" {
 /* Nothing has been learned. Call it first, or ${n}_check. */
 void ${n}_begin(${n}_state *s);
 
+@scaled $columns
+@scaled /* x <- (x - shift) / scale, in place: from numbers as they are measured to numbers as the head reads them.
+@scaled  * Call it before ${n}_learn and ${n}_scores. */
+@scaled void ${n}_scale(float *x);
+@scaled 
 /* Learn from one sample, and need it never again: the weights are those of ridge regression over all
  * samples so far. There is no learning rate. The sample counts as `weight` samples, 1 as a rule: a class
  * that came late has few samples, and is recognised sooner if these count more. Numbers that are not finite
