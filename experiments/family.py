@@ -69,7 +69,7 @@ def he_uniform(model: nn.Module) -> nn.Module:
 MLP = partial(perceptron, 784, 256, 256, 10)
 TANH = partial(MLP, act=nn.Tanh)
 GOOD = partial(normalised, 784, 256, 256, 10)
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
 @dataclass(frozen=True)
