@@ -69,7 +69,7 @@ def he_uniform(model: nn.Module) -> nn.Module:
 MLP = partial(perceptron, 784, 256, 256, 10)
 TANH = partial(MLP, act=nn.Tanh)
 GOOD = partial(normalised, 784, 256, 256, 10)
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ ARMS = {
     "lls": Arm(rules.lls),
     "target-propagation": Arm(family.target_propagation, TANH),
     "backprop, tanh": Arm(None, TANH),
-    "forward-gradient-local": Arm(family.local_forward_gradient),
+    "forward-gradient-local": Arm(family.local_forward_gradient, rates=(1e-4, 3e-4, 1e-3)),
     "forward-gradient-activations": Arm(partial(family.forward_gradient, activations=True)),
     "forward-gradient-weights": Arm(family.forward_gradient, optimizer=torch.optim.SGD),
     "weight-perturbation": Arm(family.weight_perturbation, optimizer=torch.optim.SGD),

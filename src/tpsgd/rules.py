@@ -354,10 +354,10 @@ def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
         raise TpsgdError(f"{rule.name} has no objective, and so no tensors to replace")
 
     def objective(site: Site) -> Objective:
-        drawn = make(site)
         number = 1 + site.key.block
         if number not in tensors:
-            return drawn
+            return make(site)
+        drawn = make(replace(site, redraw=False))
         needed = [tuple(t.shape) for t in drawn.tensors]
         shapes = [tuple(t.shape) for t in tensors[number]]
         if needed != shapes:

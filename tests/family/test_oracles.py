@@ -330,5 +330,18 @@ def test_own_tensors_are_what_a_rule_begins_with():
     agree(grads, {"0.weight": d.T @ x, "0.bias": d.sum(0)}, rtol=1e-6, atol=1e-7)
     with pytest.raises(tpsgd.TpsgdError, match=r"needs tensors \[\(3, 7\)\] in block 1, got"):
         step(net(6, 7, 3), (x, y), rules.with_tensors(rules.tpsgd_l2(), {1: [P.T]}))
+    redrawn = net(6, 7, 3)
+    how = {"optimizer": torch.optim.SGD, "lr": 1.0, "epochs": 1, "batch_size": len(y)}
+    tpsgd.fit(redrawn, (x, y), rule=rule, memory=tpsgd.Memory(redraw=True), **how)
+    stored = net(6, 7, 3)
+    tpsgd.fit(stored, (x, y), rule=rule, **how)
+    assert torch.equal(redrawn[0].weight, stored[0].weight)
+    site = tpsgd.objectives.Site((4, 3, 3), 2, tpsgd.objectives.Key(), maps=True)
+    K, R = torch.randn(4, 4, 3, 3), torch.randn(2, 36)
+    own = rules.with_tensors(rules.predsim(), {1: [K, R]}).objective(site)
+    assert all(map(torch.equal, own.tensors, (K, R))) and own.learned
+    assert own.tensors[0].data_ptr() != K.data_ptr()  # K is not trained in place
+    learned = rules.with_tensors(rules.readout(True), {2: [R]}).objective(site)
+    assert torch.equal(learned.tensors[0], rules.readout(True).objective(site).tensors[0])
     with pytest.raises(tpsgd.TpsgdError, match="frozen has no objective"):
         rules.with_tensors(rules.frozen(), {1: [P]})

@@ -167,7 +167,9 @@ def _block_learner(
     def draw() -> Objective:
         if make is None:
             return fixed
-        options = {"maps": block.maps and maps, "redraw": settings.memory.redraw and not stacked}
+        redraw = settings.memory.redraw and not stacked
+        options: dict[str, Any] = {"maps": block.maps and maps, "redraw": redraw}
+        options |= {"input": entering, "behind": tuple(getattr(weight, "shape", ()))}
         if layout is not None:
             vector = (size[at][0 if layout.channels_first else -1],)
             objective = _draw(make, vector, spec, block.key, **(options | {"maps": False}))
@@ -184,6 +186,9 @@ def _block_learner(
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         gradient = kind(block, at, fixed, precision=form.precision)
     of_net = isinstance(rule.signal, NetSignal)
+    first = () if spec.sample is None else tuple(spec.sample[0])
+    entering = spec.sizes[i - 1][Place.END] if i else first
+    weight = None if last else getattr(spec.blocks[i + 1].layer, "weight", None)
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
     if line is not None and settings.memory.micro_batch is None:
@@ -348,20 +353,14 @@ def _draw(
     spec: RunSpec,
     block: int,
     step: int = 0,
-    **options: bool,
+    **options: Any,
 ) -> Objective:
     """An objective for outputs of this shape; the tensors of several restarts are stacked."""
     form = spec.form
-    options |= {"loss": spec.loss, "numbers": spec.target.numbers}  # type: ignore[dict-item]
-    number = next((i for i, each in enumerate(spec.blocks) if each.key == block), 0)
-    layers = [each.layer for each in spec.blocks[number + 1 :]]
-    first = () if spec.sample is None else tuple(spec.sample[0])
-    before = spec.sizes[number - 1][Place.END] if number else first
-    weight = getattr(layers[0], "weight", None) if layers else None
-    options |= {"input": before, "behind": tuple(getattr(weight, "shape", ()))}  # type: ignore
-    options |= {"device": form.device, "dtype": form.dtype}  # type: ignore[dict-item]
+    options |= {"loss": spec.loss, "numbers": spec.target.numbers}
+    options |= {"device": form.device, "dtype": form.dtype}
     keys = [Key(seed, block, step) for seed in form.seeds]
-    objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]  # type: ignore
+    objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]
     if not spec.restarts:
         return objectives[0]
     columns = zip(*(objective.tensors for objective in objectives), strict=True)
