@@ -448,6 +448,7 @@ COSTS = {  # net of cost.json or deep.json, title, points of accuracy that the a
     "vgg8": ("CIFAR-10, VGG8", 6),
     "resnet18": ("CIFAR-10, ResNet18", 8),
 }
+COST_TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 3, 5)
 COST_AXES = ("time over backprop's", "memory over backprop's")
 
 
@@ -464,9 +465,9 @@ def cost_values(record: Record) -> Record:
         for arm, row in nets.get(name, {}).items():
             base = nets[name].get("backprop", {})
             pairs = [(cost_of(row, key), cost_of(base, key)) for key in ("seconds", "bytes")]
-            if "accuracies" in row and all(a and b for a, b in pairs):
+            ratios = [round(a / b, 3) if a and b else None for a, b in pairs]
+            if "accuracies" in row and any(ratios):
                 mean = round(100 * fmean(row["accuracies"]), 2)
-                ratios = [round(a / b, 3) for a, b in pairs if a and b]
                 values.setdefault(name, {})[arm] = [mean, *ratios]
     return values
 
@@ -476,6 +477,38 @@ def cost_of(row: Record, key: str) -> float | None:
     if key == "seconds":
         return median(row["seconds_each"]) if row.get("seconds_each") else row.get("seconds")
     return row.get("total_bytes") or row.get("peak_bytes")
+
+
+def cost_block() -> str:
+    """The numbers of the figure as a table, the small nets' rules first."""
+    record = load("cost")
+    values = cost_values(record)
+    nets = [net for net in COSTS if net in values]
+    arms = list(dict.fromkeys(arm for net in nets for arm in values[net]))
+    lines = [
+        f"| rule | {' | '.join(COSTS[net][0] for net in nets)} |",
+        f"|---|{'---:|' * len(nets)}",
+    ]
+    for arm in arms:
+        cells = []
+        for net in nets:
+            accuracy, *ratios = values[net].get(arm, [None])
+            costs = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            cells.append("–" if accuracy is None else f"{accuracy:.1f} ({costs})")
+        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    small = [
+        f"{COSTS[name][0]}: {row['settings']['max_train']:,} images, {row['settings']['epochs']} "
+        f"epochs, {row['settings']['restarts']} restarts"
+        for name, row in record["rows"].items()
+    ]
+    used = record["versions"]
+    where = f"{record['machine']['cpu']}, 1 thread; torch {used['torch']}"
+    note = (
+        f"Accuracy in per cent (time, memory, both over backprop's). {'; '.join(small)}: {where}."
+    )
+    return "\n".join(
+        [*lines, "", f"{note} Made by `{record['command']}`; deep nets: [here](deep.md)."]
+    )
 
 
 def draw_cost(values: Any, record: Record) -> Figure:
@@ -489,7 +522,7 @@ def draw_cost(values: Any, record: Record) -> Figure:
         below = [f"{arm} {row[0]:.0f}" for arm, row in arms.items() if row[0] < floor]
         for line, axes in enumerate(panels[:, column]):
             for arm, row in sorted(arms.items(), key=lambda pair: pair[0] == "backprop"):
-                if row[0] < floor:
+                if row[0] < floor or row[1 + line] is None:
                     continue
                 cut, rule, variant = cut_rule_and_variant(arm)
                 entry = ARMS.get(rule) or ARMS.get(arm)
@@ -507,12 +540,18 @@ def draw_cost(values: Any, record: Record) -> Figure:
                 shape = "*" if arm == "backprop" else mark
                 looks[rule] = plt.Line2D([], [], color=colour, marker=shape, ls="", ms=9)
             axes.axvline(1, color=QUIET, lw=1, ls=":")
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g}")
+            axes.set_xscale("log")
+            axes.set_xticks(COST_TICKS, list(map(str, COST_TICKS)))
+            axes.minorticks_off()
             axes.margins(x=0.15, y=0.1)
             axes.set_xlabel(COST_AXES[line], fontsize=10, color=INK)
+            shown = [row[1 + line] for row in arms.values() if row[1 + line] and row[0] >= floor]
+            if shown:
+                axes.set_xlim(min(shown) / 1.25, max(shown) * 1.25)
             plain(axes)
-        panels[0, column].set_title(title, fontsize=11, color=INK, loc="left", pad=20)
+        panels[0, column].set_title(
+            title, fontsize=11, color=INK, loc="left", pad=20 if below else 6
+        )
         if below:
             note = "below: " + ", ".join(below)
             panels[0, column].annotate(
@@ -520,7 +559,7 @@ def draw_cost(values: Any, record: Record) -> Figure:
             )
     for axes in panels[:, 0]:
         axes.set_ylabel("test accuracy, %", fontsize=10, color=INK)
-    where = {"loc": "outside lower center", "ncols": 8, "frameon": False, "fontsize": 10}
+    where = {"loc": "outside lower center", "ncols": 6, "frameon": False, "fontsize": 10}
     figure.legend(list(looks.values()), list(looks), **where)
     return figure
 

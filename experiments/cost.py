@@ -37,7 +37,7 @@ class Net:
 
 NETS = {
     "mnist-mlp": Net("mnist", "mlp:256,256", "tanh", 5, 10_000, 3),
-    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "tanh", 5, 3_000, 2),
+    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "tanh", 5, 2_000, 2),
 }
 
 
@@ -77,7 +77,8 @@ def measure(rows: Rows, name: str, net: Net, data: tpsgd.data.Data, words: list[
         arms = {r.arm.name: arm_row(r) for r in record.results if r.counts}
         return {"arms": arms, "failed": {r.arm.name: r.error for r in record.results if r.error}}
 
-    rows.measure(name, asdict(net) | {"rules": words}, compute)
+    settings = asdict(net) | {"rules": words}
+    rows.measure(name, settings, compute)
 
 
 if __name__ == "__main__":

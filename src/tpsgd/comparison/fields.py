@@ -29,8 +29,6 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
         >>> from tpsgd import rules
         >>> with_fields(Arm("a", rules.readout()), {"features": 64, "scale": 3}).rule.options
         'normal codes, std 1, at most 64 features, calibrated, scale 3'
-        >>> with_fields(Arm("b", rules.drtp()), {"at": rules.Place.END}, rules.drtp).rule.at.name
-        'END'
     """
     rule = arm.rule
     if rule is None:
