@@ -51,7 +51,7 @@ NETS = {
     "digits-cnn": Net("digits", "cnn:16x3,32x3", "leaky-relu", 6, 32, (*ARMS, "elm")),
     "digits-deep": Net("digits", "8-layer CNN", "leaky-relu", 4, 32, (*ARMS, "elm")),
     "mnist-mlp": Net("mnist", "mlp:256,256", "relu", 5, 128),
-    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "leaky-relu", 5, 128, max_train=5_000),
+    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "leaky-relu", 5, 128, max_train=2_000),
 }
 
 
