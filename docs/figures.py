@@ -443,12 +443,12 @@ def draw_probes(values: Any, record: Record) -> Figure:
 
 COSTS = {  # net of cost.json or deep.json, title, points of accuracy that the axis shows
     "mnist-mlp": ("MNIST, MLP 256-256", 12),
-    "cifar10-cnn": ("CIFAR-10, CNN of 2 layers", 25),
+    "cifar10-cnn": ("CIFAR-10, CNN of 2 layers", 20),
     "vgg11": ("Imagenette, VGG11", 20),
     "vgg8": ("CIFAR-10, VGG8", 6),
     "resnet18": ("CIFAR-10, ResNet18", 8),
 }
-COST_TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 3, 5)
+COST_TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 4, 10, 20)
 COST_AXES = ("time over backprop's", "memory over backprop's")
 
 
@@ -496,11 +496,12 @@ def cost_block() -> str:
             costs = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
             cells.append("–" if accuracy is None else f"{accuracy:.1f} ({costs})")
         lines.append(f"| `{arm}` | {' | '.join(cells)} |")
-    small = [
-        f"{COSTS[name][0]}: {row['settings']['max_train']:,} images, {row['settings']['epochs']} "
-        f"epochs, {row['settings']['restarts']} restarts"
-        for name, row in record["rows"].items()
-    ]
+    small = []
+    for name, row in record["rows"].items():
+        chosen = row["settings"]
+        images = f"{chosen['max_train']:,}" if chosen["max_train"] else "all"
+        epochs = f"{chosen['epochs']} epochs, {chosen['restarts']} restarts"
+        small.append(f"{COSTS[name][0]}: {images} images, {epochs}")
     used = record["versions"]
     where = f"{record['machine']['cpu']}, 1 thread; torch {used['torch']}"
     note = (

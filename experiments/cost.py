@@ -31,7 +31,7 @@ class Net:
     model: str
     activation: str
     epochs: int
-    max_train: int
+    max_train: int | None
     restarts: int
 
 
@@ -45,9 +45,12 @@ def main() -> None:
     """Compare all rules on the nets asked for; the file is written after each net."""
     parser = row_arguments(__doc__, 0)
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--max-train", type=int, help="other numbers of samples; 0: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     nets = {name: NETS[name] for name in options.only}
+    if options.max_train is not None:
+        nets = {k: replace(net, max_train=options.max_train or None) for k, net in nets.items()}
     if options.smoke:
         small = replace(NETS["mnist-mlp"], data="digits", epochs=1, max_train=150, restarts=1)
         nets = {"digits-mlp": small}

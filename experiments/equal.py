@@ -60,9 +60,12 @@ def main() -> None:
     parser = row_arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--max-train", type=int, help="other numbers of samples; 0: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     nets = {name: NETS[name] for name in options.only}
+    if options.max_train is not None:
+        nets = {k: replace(net, max_train=options.max_train or None) for k, net in nets.items()}
     if options.smoke:
         nets = {"digits-mlp": replace(NETS["digits-mlp"], epochs=1, max_train=200)}
         options.ways = ["passes", "reads"]
