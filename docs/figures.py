@@ -6,7 +6,8 @@ A figure stores the numbers it shows in the PNG's description, and is drawn agai
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from PIL import Image
 
+from tpsgd.comparison.arms import ALL as ARMS
 from tpsgd.rules import ALL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -437,6 +439,132 @@ def draw_probes(values: Any, record: Record) -> Figure:
     return figure
 
 
+# ---- cost ----------------------------------------------------------------------------------------
+
+COSTS = {  # net of cost.json or deep.json, title, points of accuracy that the axis shows
+    "mnist-mlp": ("MNIST, MLP 256-256", 12),
+    "cifar10-cnn": ("CIFAR-10, CNN of 2 layers", 20),
+    "vgg11": ("Imagenette, VGG11", 20),
+    "vgg8": ("CIFAR-10, VGG8", 6),
+    "resnet18": ("CIFAR-10, ResNet18", 8),
+}
+COST_TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 4, 10, 20)
+COST_AXES = ("time over backprop's", "memory over backprop's")
+
+
+def cost_values(record: Record) -> Record:
+    """By net and arm: accuracy in per cent, time and memory over backprop's.
+
+    Rows of the deep nets that say that they are of an earlier run are left out.
+    """
+    values: Record = {}
+    nets = {name: row["arms"] for name, row in record["rows"].items()}
+    for name, row in load("deep")["nets"].items():
+        nets[name] = {arm: r for arm, r in row["arms"].items() if "note" not in r}
+    for name in COSTS:
+        for arm, row in nets.get(name, {}).items():
+            base = nets[name].get("backprop", {})
+            pairs = [(cost_of(row, key), cost_of(base, key)) for key in ("seconds", "bytes")]
+            ratios = [round(a / b, 3) if a and b else None for a, b in pairs]
+            if "accuracies" in row and any(ratios):
+                mean = round(100 * fmean(row["accuracies"]), 2)
+                values.setdefault(name, {})[arm] = [mean, *ratios]
+    return values
+
+
+def cost_of(row: Record, key: str) -> float | None:
+    """The median seconds of a row, or its bytes with the inputs that were kept."""
+    if key == "seconds":
+        return median(row["seconds_each"]) if row.get("seconds_each") else row.get("seconds")
+    return row.get("total_bytes") or row.get("peak_bytes")
+
+
+def cost_block() -> str:
+    """The numbers of the figure as a table, the small nets' rules first."""
+    record = load("cost")
+    values = cost_values(record)
+    nets = [net for net in COSTS if net in values]
+    arms = list(dict.fromkeys(arm for net in nets for arm in values[net]))
+    lines = [
+        f"| rule | {' | '.join(COSTS[net][0] for net in nets)} |",
+        f"|---|{'---:|' * len(nets)}",
+    ]
+    for arm in arms:
+        cells = []
+        for net in nets:
+            accuracy, *ratios = values[net].get(arm, [None])
+            costs = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            cells.append("–" if accuracy is None else f"{accuracy:.1f} ({costs})")
+        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    small = []
+    for name, row in record["rows"].items():
+        chosen = row["settings"]
+        images = f"{chosen['max_train']:,}" if chosen["max_train"] else "all"
+        epochs = f"{chosen['epochs']} epochs, {chosen['restarts']} restarts"
+        small.append(f"{COSTS[name][0]}: {images} images, {epochs}")
+    used = record["versions"]
+    where = f"{record['machine']['cpu']}, 1 thread; torch {used['torch']}"
+    note = (
+        f"Accuracy in per cent (time, memory, both over backprop's). {'; '.join(small)}: {where}."
+    )
+    return "\n".join(
+        [*lines, "", f"{note} Made by `{record['command']}`; deep nets: [here](deep.md)."]
+    )
+
+
+def draw_cost(values: Any, record: Record) -> Figure:
+    """A column for each net: accuracy against time, and against memory."""
+    size = (3.1 * len(values), 6.6)
+    figure, panels = plt.subplots(2, len(values), figsize=size, layout="constrained", squeeze=False)
+    looks: dict[str, Any] = {}
+    for column, (net, arms) in enumerate(values.items()):
+        title, points = COSTS[net]
+        floor = arms["backprop"][0] - points
+        below = [f"{arm} {row[0]:.0f}" for arm, row in arms.items() if row[0] < floor]
+        for line, axes in enumerate(panels[:, column]):
+            for arm, row in sorted(arms.items(), key=lambda pair: pair[0] == "backprop"):
+                if row[0] < floor or row[1 + line] is None:
+                    continue
+                cut, rule, variant = cut_rule_and_variant(arm)
+                entry = ARMS.get(rule) or ARMS.get(arm)
+                colour, mark = (entry.colour, entry.marker) if entry else ("#000000", "o")
+                several = " blocks" in cut
+                look = {"color": colour, "ms": 12 if arm == "backprop" else 8, "zorder": 3}
+                look |= {"mfc": "white" if variant else colour, "mew": 1.6 if variant else 0.7}
+                look |= {"mec": INK if several else colour if variant else "white"}
+                axes.plot(row[1 + line], row[0], "*" if arm == "backprop" else mark, **look)
+                if several:
+                    axes.annotate(
+                        cut.partition(" ")[0], (row[1 + line], row[0]), xytext=(5, 3),
+                        textcoords="offset points", fontsize=8, color=QUIET,
+                    )  # fmt: skip
+                shape = "*" if arm == "backprop" else mark
+                looks[rule] = plt.Line2D([], [], color=colour, marker=shape, ls="", ms=9)
+            axes.axvline(1, color=QUIET, lw=1, ls=":")
+            axes.set_xscale("log")
+            axes.set_xticks(COST_TICKS, list(map(str, COST_TICKS)))
+            axes.minorticks_off()
+            axes.margins(x=0.15, y=0.1)
+            axes.set_xlabel(COST_AXES[line], fontsize=10, color=INK)
+            shown = [row[1 + line] for row in arms.values() if row[1 + line] and row[0] >= floor]
+            if shown:
+                axes.set_xlim(min(shown) / 1.25, max(shown) * 1.25)
+            plain(axes)
+        panels[0, column].set_title(
+            title, fontsize=11, color=INK, loc="left", pad=20 if below else 6
+        )
+        if below:
+            note = "below: " + ", ".join(below)
+            panels[0, column].annotate(
+                fill(note, 42), (0, 1.02), xycoords="axes fraction", fontsize=7.5, color=QUIET
+            )
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy, %", fontsize=10, color=INK)
+    where = {"loc": "outside lower center", "ncols": 6, "frameon": False, "fontsize": 10}
+    figure.legend(list(looks.values()), list(looks), **where)
+    return figure
+
+
 # ---- streams -------------------------------------------------------------------------------------
 
 STREAMS = {
@@ -820,4 +948,5 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "many": ("many", many_values, draw_many),
     "deep-memory": ("deep_memory", depth_values, draw_depth),
     "probes": ("probes", probe_values, draw_probes),
+    "cost": ("cost", cost_values, draw_cost),
 }

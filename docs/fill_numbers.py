@@ -250,7 +250,15 @@ def amounts(mark: str) -> str:
     return block()
 
 
+def cost(mark: str) -> str:
+    """The numbers of the figure of docs/cost.md."""
+    from figures import cost_block  # beside this file
+
+    return cost_block()
+
+
 BLOCKS = {
+    "cost": cost,
     "run": run,
     "verdicts": verdicts,
     "amounts": amounts,

@@ -31,13 +31,13 @@ class Net:
     model: str
     activation: str
     epochs: int
-    max_train: int
+    max_train: int | None
     restarts: int
 
 
 NETS = {
     "mnist-mlp": Net("mnist", "mlp:256,256", "tanh", 5, 10_000, 3),
-    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "tanh", 5, 3_000, 2),
+    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "tanh", 5, 2_000, 2),
 }
 
 
@@ -45,9 +45,12 @@ def main() -> None:
     """Compare all rules on the nets asked for; the file is written after each net."""
     parser = row_arguments(__doc__, 0)
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--max-train", type=int, help="other numbers of samples; 0: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     nets = {name: NETS[name] for name in options.only}
+    if options.max_train is not None:
+        nets = {k: replace(net, max_train=options.max_train or None) for k, net in nets.items()}
     if options.smoke:
         small = replace(NETS["mnist-mlp"], data="digits", epochs=1, max_train=150, restarts=1)
         nets = {"digits-mlp": small}
@@ -77,7 +80,8 @@ def measure(rows: Rows, name: str, net: Net, data: tpsgd.data.Data, words: list[
         arms = {r.arm.name: arm_row(r) for r in record.results if r.counts}
         return {"arms": arms, "failed": {r.arm.name: r.error for r in record.results if r.error}}
 
-    rows.measure(name, asdict(net) | {"rules": words}, compute)
+    settings = asdict(net) | {"rules": words}
+    rows.measure(name, settings, compute)
 
 
 if __name__ == "__main__":

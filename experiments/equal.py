@@ -51,7 +51,7 @@ NETS = {
     "digits-cnn": Net("digits", "cnn:16x3,32x3", "leaky-relu", 6, 32, (*ARMS, "elm")),
     "digits-deep": Net("digits", "8-layer CNN", "leaky-relu", 4, 32, (*ARMS, "elm")),
     "mnist-mlp": Net("mnist", "mlp:256,256", "relu", 5, 128),
-    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "leaky-relu", 5, 128, max_train=5_000),
+    "cifar10-cnn": Net("cifar10", "cnn:16x5,16x5", "leaky-relu", 5, 128, max_train=2_000),
 }
 
 
@@ -60,9 +60,12 @@ def main() -> None:
     parser = row_arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--max-train", type=int, help="other numbers of samples; 0: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     nets = {name: NETS[name] for name in options.only}
+    if options.max_train is not None:
+        nets = {k: replace(net, max_train=options.max_train or None) for k, net in nets.items()}
     if options.smoke:
         nets = {"digits-mlp": replace(NETS["digits-mlp"], epochs=1, max_train=200)}
         options.ways = ["passes", "reads"]

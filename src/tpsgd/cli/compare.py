@@ -31,9 +31,7 @@ def compare(
     memory: options.MemoryOptions,
     machine: options.Machine,
     resuming: Resuming,
-    rules: Annotated[
-        str, option("all, or some: readout,FILE.py:FUNCTION. See: tpsgd rules.")
-    ] = "all",
+    rules: Annotated[str, option("all, or some: drtp,FILE.py:NAME. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
     equal: Annotated[
         Literal["passes", "reads", "seconds"],

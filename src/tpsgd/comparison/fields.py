@@ -1,8 +1,6 @@
-"""A field of a rule by its name: an argument of its function, or a field of a dataclass.
+"""A field of a rule by its name: an argument of its function, or else one of the dataclasses.
 
-A rule of a word, or of a function `FILE.py:FUNCTION`, is made anew with other arguments. Of a rule
-that is a value, the fields of `Rule` and, where its objective is a dataclass, those of the
-objective are replaced.
+These are `Rule` and, where it is a dataclass, the objective.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +12,6 @@ from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.files import load_function
 from tpsgd.engine.arm import Arm
 from tpsgd.rules import Rule
-
-LABELS = ("name", "about", "options")  # of a `Rule`: they do not change how it learns
 
 
 def rule_of_file(word: str, **values: Any) -> Rule:
@@ -33,15 +29,13 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
         >>> from tpsgd import rules
         >>> with_fields(Arm("a", rules.readout()), {"features": 64, "scale": 3}).rule.options
         'normal codes, std 1, at most 64 features, calibrated, scale 3'
-        >>> with_fields(Arm("b", rules.drtp()), {"at": rules.Place.END}, rules.drtp).rule.at.name
-        'END'
     """
     rule = arm.rule
     if rule is None:
         raise TpsgdError(f"{arm.name} is no rule and has no fields to search")
-    arguments = [] if make is None else [*signature(make).parameters.values()]
-    free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments)
-    names = {each.name for each in arguments} if not free else {*values}
+    arguments = signature(make).parameters if make else {}
+    free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments.values())
+    names = {*values} if free else {*arguments}
     if make is not None and (chosen := {k: v for k, v in values.items() if k in names}):
         try:
             rule = make(**chosen)
@@ -54,7 +48,8 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
 
 def _replaced(rule: Rule, name: str, value: Any, arguments: set[str]) -> Rule:
     """A rule with another field of its own or of its objective."""
-    of_rule = {f.name for f in fields(rule)} - {*LABELS, "objective"}
+    labels = {"name", "about", "options", "objective"}
+    of_rule = {f.name for f in fields(rule)} - labels
     objective: Any = rule.objective
     of_objective = set(getattr(objective, "__dataclass_fields__", ()))
     if name in of_rule:

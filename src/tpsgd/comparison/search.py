@@ -69,9 +69,8 @@ class ModelSearch:
                 tried = sorted({v[name] for v in of_arm if type(v[name]) in (int, float)})
                 if len(tried) > 1 and value in (tried[0], tried[-1]):
                     end = "smallest" if value == tried[0] else "largest"
-                    lines.append(
-                        f"{trial.arm}: {in_short(value)} is the {end} {name} that was tried"
-                    )
+                    what = f"{in_short(value)} is the {end} {name}"
+                    lines.append(f"{trial.arm}: {what} that was tried")
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,7 +159,8 @@ def search(
     if "lr" in settings:
         raise TpsgdError("a search chooses the learning rate: leave lr out, or give rates=[...]")
     data = check(data, [rule], restarts, factory, settings.get("loss"))
-    lengths = {name: settings.pop(name) for name in LENGTHS if _several(settings.get(name))}
+    many = [name for name in LENGTHS if isinstance(settings.get(name), list | tuple)]
+    lengths = {name: _numbers(name, settings.pop(name), int) for name in many}
     common = with_lengths(Settings.of("search", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
@@ -176,8 +176,7 @@ def search(
     if scales is None:
         scales = [scale * factor for factor in SCALES] if scale else []
     rates = _numbers("rates", rates_of(common.optimizer) if rates is None else rates)
-    lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks}
-    lists |= {name: _numbers(name, values, int) for name, values in lengths.items()}
+    lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks, **lengths}
     tried = {name: _by_word(name, values) for name, values in (fields or {}).items()}
     if repeated := tried.keys() & {*lists}:
         raise TpsgdError(f"{min(repeated)} is no field of a rule to a search: it has its own list")
@@ -249,13 +248,9 @@ def _numbers(name: str, values: Sequence[Any], kind: Any = int | float) -> list[
     return list(dict.fromkeys(values))
 
 
-def _several(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
 def _by_word(name: str, values: Sequence[Any]) -> dict[Any, Any]:
     """Values to try by what stands for them in a record: themselves, or a name."""
-    if not _several(values) or not values:
+    if not isinstance(values, list | tuple) or not values:
         raise TpsgdError(f"the field {name} needs a list of values to try, got {values!r}")
     plain = (bool, int, float, str, type(None))
     return {v if isinstance(v, plain) else getattr(v, "name", str(v)): v for v in values}

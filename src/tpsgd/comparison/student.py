@@ -1,7 +1,6 @@
-"""Student's t distribution in double precision: p values and quantiles, without scipy.
+"""Student's t distribution, by the continued fraction of the incomplete beta function.
 
-The tail is a regularised incomplete beta function, computed by its continued fraction (Press et
-al., "Numerical Recipes", 6.4).
+Press et al., "Numerical Recipes", 6.4.
 """
 
 from math import exp, inf, lgamma, log, log1p
@@ -10,12 +9,7 @@ SMALLEST, STEPS = 1e-300, 10_000
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """The probability that |T| is at least |t|, with these degrees of freedom.
-
-    Examples:
-        >>> f"{two_sided(2.776, 4):.4f}"
-        '0.0500'
-    """
+    """The probability that |T| is at least |t|, with these degrees of freedom."""
     if (square := t * t) < 1:
         return 1 - incomplete_beta(0.5, freedom / 2, square / (freedom + square))
     return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square))
@@ -37,31 +31,21 @@ def quantile(level: float, freedom: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), for x from 0 to 1.
-
-    Examples:
-        >>> f"{incomplete_beta(2, 1, 0.3):.2f}"
-        '0.09'
-    """
+    """The regularised incomplete beta function I_x(a, b), for x from 0 to 1."""
     if not 0 < x < 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
         return 1 - incomplete_beta(b, a, 1 - x)
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
-    c, d, before = 1.0, 1 / _apart(1 - (a + b) * x / (a + 1)), inf
+    c, d, before = 1.0, 1 / (1 - (a + b) * x / (a + 1) or SMALLEST), inf
     fraction = d
     for m in range(1, STEPS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even, odd):
-            d, c = 1 / _apart(1 + term * d), _apart(1 + term / c)
+            d, c = 1 / (1 + term * d or SMALLEST), 1 + term / c or SMALLEST
             fraction *= c * d
         if fraction == before:
             break
         before = fraction
     return front * fraction
-
-
-def _apart(value: float) -> float:
-    """The value, or a tiny number instead of zero, by which the fraction would be divided."""
-    return value if abs(value) > SMALLEST else SMALLEST

@@ -72,10 +72,8 @@ def differences(comparison: Results) -> list[tuple[str, ...]]:
         return []
     lines = [("rule", *(cell for other in tests for cell in (f"to {other}", "95 %", "p")))]
     for name in (r.arm.name for r in comparison.ranked if r.counts):
-        cells = (
-            cell for each in tests.values() for cell in difference_cells(each.get(name), numbers)
-        )
-        lines.append((name, *cells))
+        cells = (difference_cells(each.get(name), numbers) for each in tests.values())
+        lines.append((name, *(cell for three in cells for cell in three)))
     return lines
 
 
