@@ -445,8 +445,14 @@ COSTS = {  # net of cost.json or deep.json, title, points of accuracy that the a
     "mnist-mlp": ("MNIST, MLP 256-256", 12),
     "cifar10-cnn": ("CIFAR-10, CNN of 2 layers", 20),
     "vgg11": ("Imagenette, VGG11", 20),
-    "vgg8": ("CIFAR-10, VGG8", 6),
-    "resnet18": ("CIFAR-10, ResNet18", 8),
+    "resnet18-sgd": ("CIFAR-10, ResNet18", 8),
+    "vit": ("CIFAR-10, ViT of 8 layers", 8),
+}
+OF_DEFAULT_HEAD = {  # arms of deep nets, by their rule; a net of stages is shown in these
+    "small head": "auxiliary",
+    "2 blocks, small head": "2 blocks, auxiliary",
+    "4 blocks, small head": "4 blocks, auxiliary",
+    "4 stages, two layers": "4 blocks, auxiliary",
 }
 COST_TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 4, 10, 20)
 COST_AXES = ("time over backprop's", "memory over backprop's")
@@ -460,7 +466,9 @@ def cost_values(record: Record) -> Record:
     values: Record = {}
     nets = {name: row["arms"] for name, row in record["rows"].items()}
     for name, row in load("deep")["nets"].items():
-        nets[name] = {arm: r for arm, r in row["arms"].items() if "note" not in r}
+        rows = {arm: r for arm, r in row["arms"].items() if "note" not in r}
+        nets[name] = {OF_DEFAULT_HEAD.get(arm, arm): r for arm, r in rows.items()}
+        nets[name] = {arm: r for arm, r in nets[name].items() if "small head" not in arm}
     for name in COSTS:
         for arm, row in nets.get(name, {}).items():
             base = nets[name].get("backprop", {})
