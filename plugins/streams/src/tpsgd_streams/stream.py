@@ -246,6 +246,7 @@ class Stream(OneSample):
             "classes": self._classes.described,
             "identity": self._identity(),
             "samples": self.samples,
+            "names": None if self._names is None else list(self._names),
             "calls": self._calls,
             "drifts": self.drifts,
             "nets": [net.current_state() for net in self._nets],
@@ -275,6 +276,7 @@ class Stream(OneSample):
         if self._numbers and self._settings.loss is None:
             self._choose_mse()
         self._last_good.drop()
+        self._names = None if state["names"] is None else tuple(state["names"])
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
 
