@@ -130,6 +130,10 @@ class Stream(OneSample):
         if rule is None:  # a layer that is solved needs inputs that stay as they are
             rule = frozen() if isinstance(optimizer, Recursive) else default()
         self.model, self._rule = model, resolve(rule)
+        if any(each.predictor for each in listed(self._rule)):
+            raise TpsgdError(
+                "a stream predicts by the model's output, and its rule by something else: use fit"
+            )
         make_reader: Any = getattr(model, "stream_reader", None)
         self._reader = ModelReader(model) if make_reader is None else make_reader()
         self._nets = [OnlineNet(net, self._rule, self._settings) for net in self._reader.nets]
