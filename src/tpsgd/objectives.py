@@ -175,7 +175,8 @@ class Objective:
         loss: `(y, s, *tensors) -> ` one number: the definition.
         closed_form: `(y, s, *tensors) -> LossAndGrads`, if the derivative is written out and the
             loss is a mean over samples.
-        tensors: what the objective is made of besides its arguments, usually P.
+        tensors: what the objective is made of besides its arguments, usually P. With `precision=`
+            they are rounded like the output, but vectors are not.
         learned: train the tensors together with the block.
         squared: the loss is half the squared distance to P s, so least squares can solve it.
         closed_form_of_batch: as `closed_form`, of a loss that is no mean over samples because it

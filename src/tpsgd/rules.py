@@ -347,11 +347,19 @@ def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
     """The rule with your own initial tensors of its objectives: P, or what else they hold.
 
     `tensors` has, by the number of a block, counted from 1, what replaces all of
-    `rule.objective(site).tensors`, in their order; it is copied. Other blocks draw theirs.
+    `rule.objective(site).tensors`, in their order; it is copied. Other blocks draw theirs, and
+    numbers that no hidden block has change nothing.
     """
     make = rule.objective
     if make is None:
         raise TpsgdError(f"{rule.name} has no objective, and so no tensors to replace")
+    for number, own in tensors.items():
+        in_list = isinstance(own, list | tuple) and all(isinstance(t, Tensor) for t in own)
+        if not (isinstance(number, int) and number > 0 and in_list):
+            raise TpsgdError(
+                "tensors must be lists of tensors by the numbers of blocks, which count from 1, "
+                f"got a {type(own).__name__} for {number!r}"
+            )
 
     def objective(site: Site) -> Objective:
         number = 1 + site.key.block

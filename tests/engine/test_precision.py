@@ -10,7 +10,10 @@ from tpsgd import Place, Recurrent, TpsgdError, rules
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.augment import flip
+from tpsgd.maths.random import Key
 from tpsgd.memory.rehearse import Inputs, rehearse
+from tpsgd.nets.precision import rounded
+from tpsgd.projections import Redrawn, normal
 from tpsgd.zoo.resnet import Residual
 
 HALF = torch.bfloat16
@@ -224,6 +227,34 @@ def test_bfloat16_with_every_other_way_to_save_memory(settings, tmp_path):
         )
         losses.append(run.history[-1].loss)
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
+
+
+def test_an_objectives_vectors_and_noise_keys_are_not_rounded():
+    P, vector, gain, key = torch.rand(3, 4), torch.rand(4), torch.rand(()), torch.tensor([1, 2])
+    redrawn = Redrawn(normal(), (4,), 3, Key(), "cpu", torch.float32)
+    for shape, expected in (((2, 4, 3, 3), HALF), ((2, 4), torch.float32)):
+        y, s, *tensors = rounded(HALF, torch.rand(shape), key, (P, vector, gain, key, redrawn))
+        assert y.dtype is expected and s is key
+        kinds = [expected, torch.float32, expected, torch.int64, expected]
+        assert [t.dtype for t in tensors] == kinds and tensors[1] is vector
+
+
+def test_scales_and_shifts_of_a_local_net_learn_in_float32():
+    kept: list = []
+    rule = rules.auxiliary()
+    tpsgd.fit(convnet(), images(64), rule=rule, order=kept.append, precision=HALF, batch_size=64)
+    learner = kept[0].learners[0]
+    learner.start()
+    K, scale, shift, R = learner.tensors
+    with torch.no_grad():
+        scale += 2.0**-10  # half of bfloat16's step at 1 is 2^-9
+        x, labels = next(kept[0].source.batches()).load()
+        saved = learner.forward(x)
+        losses = [
+            float(learner.gradient.measure(learner.params, saved, labels, (K, each, shift, R)).loss)
+            for each in (scale, scale.bfloat16().float())
+        ]
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("settings", [{}, {"segments": True}], ids=str)

@@ -245,6 +245,42 @@ def test_compare_and_fit_many_predict_by_the_goodness():
     assert result.accuracies == pytest.approx([expected], abs=0.2)
 
 
+def test_a_rule_that_predicts_in_its_own_way_is_nowhere_used_by_the_last_layer_unsaid(tmp_path):
+    rule = family.forward_forward()
+    run = train(mlp(6, 8, 8, 3), points(), rule)
+    with pytest.warns(UserWarning, match="forward-forward by something else: after tpsgd.load"):
+        run.save(tmp_path / "saved")
+    loaded = tpsgd.load(tmp_path / "saved").model
+    assert torch.equal(rule.predictor(loaded)(points()[0]), run.predictor(points()[0]))
+    with pytest.raises(TpsgdError, match="a stream predicts by the model's output"):
+        tpsgd.Stream(mlp(6, 8, 3), rule=rule)
+    with pytest.raises(TpsgdError, match="forward-forward does not predict by the model's output"):
+        tpsgd.TPSGDClassifier(rule=rule, epochs=1).fit(*(t.numpy() for t in points()))
+    with pytest.raises(TpsgdError, match=r"rule must be a tpsgd.Rule, .* got 'forward-forward'"):
+        tpsgd.evaluate(loaded, points(), rule="forward-forward")  # type: ignore[arg-type]
+
+
+def test_a_plan_says_that_micro_batches_draw_other_random_numbers():
+    how = {"samples": 48, "batch_size": 16, "memory": tpsgd.Memory(micro_batch=4), "others": False}
+    said = str(tpsgd.plan(mlp(6, 8, 3), (6,), rule=family.local_forward_gradient(), **how))
+    assert "the rule's random numbers" in said
+    said = str(tpsgd.plan(mlp(6, 8, 3), (6,), rule=family.feedback_alignment(), **how))
+    assert "change what is learned" not in said
+
+
+def test_a_second_training_has_the_random_numbers_of_the_first():
+    nets, model = [], mlp(6, 8, 8, 3)
+
+    def twice(net):
+        nets.append(net)
+        for _ in range(2):
+            simultaneous(net)
+
+    train(model, points(), family.target_propagation(), order=twice, epochs=1)
+    for learner in nets[0].learners:
+        assert torch.equal(learner.first_noise, noise.noise_key(Key(0, learner.block.key)))
+
+
 def test_streams_take_signals_of_the_whole_net():
     x, y = points()
     rule = family.feedback_alignment()

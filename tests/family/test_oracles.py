@@ -345,3 +345,6 @@ def test_own_tensors_are_what_a_rule_begins_with():
     assert torch.equal(learned.tensors[0], rules.readout(True).objective(site).tensors[0])
     with pytest.raises(tpsgd.TpsgdError, match="frozen has no objective"):
         rules.with_tensors(rules.frozen(), {1: [P]})
+    for wrong in ({0: [P]}, {1: P}, {1: [1.0]}, {"1": [P]}):
+        with pytest.raises(tpsgd.TpsgdError, match="tensors must be lists of tensors"):
+            rules.with_tensors(rules.tpsgd_l2(), wrong)  # type: ignore[arg-type]

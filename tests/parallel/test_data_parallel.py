@@ -349,6 +349,17 @@ def test_a_budget_is_refused(one_rank):
         tpsgd.fit(MLP(), points(), memory="1MB", parallel=tpsgd.data_parallel())
 
 
+def test_a_signal_of_the_whole_net_is_refused(one_rank):
+    family = pytest.importorskip("tpsgd_family")
+    with pytest.raises(
+        TpsgdError, match="the rule's signal is the error of the whole net's output"
+    ):
+        tpsgd.fit(
+            mlp(6, 8, 3), points(), rule=family.feedback_alignment(), epochs=1,
+            parallel=tpsgd.data_parallel(),
+        )  # fmt: skip
+
+
 def test_stacked_restarts_are_refused(one_rank):
     with pytest.raises(TpsgdError, match="one model at a time"):
         tpsgd.fit_many(

@@ -179,6 +179,13 @@ def test_another_process_goes_on(solver, tmp_path):
     assert again.outputs(X).equal(model.outputs(X))
 
 
+def test_refused_samples_settle_nothing():
+    model = OnePass(5, encoder=lambda x: x.flatten(1).float().log())
+    with pytest.raises(TpsgdError, match="encoder gives numbers that are NaN"):
+        model.partial_fit(torch.zeros(2, 3), [0, 1])
+    assert model.partial_fit(torch.ones(2, 4), [0, 1]).outputs(torch.ones(1, 4)).shape == (1, 2)
+
+
 REFUSED = {
     "features must be": lambda: OnePass(-1),
     "solver must be": lambda: OnePass(solver="ridge"),

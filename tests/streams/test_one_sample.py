@@ -62,3 +62,28 @@ def test_rivers_pipelines_and_metrics():
     assert learned.samples == len(stream)
     assert model.clone()["RiverClassifier"].model.samples == 0
     assert metrics.LogLoss().works_with(model)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_order_of_the_names_goes_with_the_state(make):
+    torch.manual_seed(0)
+    first, second = make(), make()
+    for sample, label in zip(SAMPLES[:20], Y.tolist(), strict=False):
+        first.learn_one(sample, label)
+    if isinstance(first, Stream):
+        second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    turned = dict(reversed(SAMPLES[30].items()))
+    assert second.predict_proba_one(turned) == first.predict_proba_one(SAMPLES[30])
+
+
+def test_models_whose_names_have_another_order_are_not_merged():
+    first, second, third = (OnePass(5, classes=["yes"]) for _ in range(3))
+    first.learn_one({"a": 1, "b": 2}, "yes")
+    second.learn_one({"b": 2, "a": 1}, "yes")
+    with pytest.raises(TpsgdError, match=r"different names cannot be merged: \['a', 'b'\] and"):
+        first.merge(second)
+    third.merge(first)
+    outputs = [model.outputs([[1.0, 2.0]]) for model in (first, third)]
+    assert outputs[0].equal(outputs[1])
+    assert third.predict_proba_one({"b": 2, "a": 1}) == first.predict_proba_one({"a": 1, "b": 2})

@@ -45,6 +45,7 @@ from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import SequenceLayer
+from tpsgd.nets.precision import in_format
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, NetSignal, Objective, Place, Signal, Site, move, output
@@ -370,8 +371,7 @@ def _draw(
 def _in_form(objective: Objective, form: BatchForm, maps: bool) -> Objective:
     """An objective's tensors in the memory format, and codes of maps in the number format."""
     if form.precision is not None and maps and not objective.learned:
-        every = objective.tensors
-        tensors = tuple(t if t.dtype is torch.int64 else t.to(form.precision) for t in every)
+        tensors = tuple(in_format(t, form.precision) for t in objective.tensors)
         objective = replace(objective, tensors=tensors)
     return move(objective, _channels_last) if form.channels_last else objective
 

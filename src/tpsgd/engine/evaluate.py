@@ -61,6 +61,8 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]])), loss="mse")
         0.25
     """
+    if rule is not None and not isinstance(rule, Rule):
+        raise TpsgdError(f"rule must be a tpsgd.Rule, the one that trained the model, got {rule!r}")
     model = rule.predictor(model) if rule is not None and rule.predictor else model
     if loss == "r2":
         return evaluate_numbers(model, data, batch_size)

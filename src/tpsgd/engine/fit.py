@@ -100,7 +100,8 @@ def fit(
         clip: the largest norm of all gradients of a block; larger ones are scaled to it.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
             They may change numbers of the model in place, but replace nothing in it; modules that
-            they put into evaluation or training mode get their mode back.
+            they put into evaluation or training mode get their mode back. One with a method
+            `begin` is given the net before the training, as probes are.
         progress: called with (sample passes done, total) every few batches. Without a function, a
             terminal shows a bar with the time left after two seconds; False shows none.
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -166,6 +167,12 @@ class Run:
         """
         if self.model is None:
             raise TpsgdError("this record has no model to save: it was not returned by fit")
+        if self.predicting is not None:
+            warnings.warn(
+                f"a saved model predicts by its last layer, and {self.rule} by something else: "
+                "after tpsgd.load use tpsgd.evaluate(trained.model, data, rule=...)",
+                stacklevel=2,
+            )
         content = {"classes": classes, "inputs": dict(inputs or {}), "run": self.as_dict()}
         return trained.write(folder, self.model, content, factory, overwrite)
 

@@ -91,7 +91,7 @@ def _callbacks(net: Net, models: list[nn.Module], data: Any) -> list[Any]:
     products = spec.largest_product * (batch_size or spec.settings.batch_size)
     threads = limit_threads(spec.form.device, products)
     modes = modes_restored(*models)  # a callback may evaluate the model
-    for begin in filter(None, (getattr(f, "begin", None) for f in spec.settings.callbacks)):
+    for begin in filter(callable, (getattr(f, "begin", None) for f in spec.settings.callbacks)):
         begin(net)
     return [modes(threads_restored(threads)(f)) for f in spec.settings.callbacks]
 

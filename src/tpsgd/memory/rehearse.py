@@ -361,5 +361,6 @@ def _varies(model: nn.Module, learners: list[Any]) -> tuple[str, ...]:
         "batch normalisation": has_batch_norm(modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
         "a loss that may look at the whole batch": not all(x.mean_over_samples for x in learners),
+        "the rule's random numbers": any(x.objective.noise_at is not None for x in learners),
     }
     return tuple(reason for reason, applies in reasons.items() if applies)

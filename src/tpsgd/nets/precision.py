@@ -50,6 +50,10 @@ def rounded(
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    whole = (t.dim() == 1 or t.dtype is torch.int64 for t in tensors)  # noise keys are of integers
-    own = (t if keeps else t.to(dtype) for t, keeps in zip(tensors, whole, strict=True))
-    return (y.to(dtype), s, *own)
+    return (y.to(dtype), s, *(in_format(t, dtype) for t in tensors))
+
+
+def in_format(t: Any, dtype: torch.dtype) -> Any:
+    """An objective's tensor in a number format; vectors and noise keys stay as they are."""
+    stays = isinstance(t, Tensor) and (t.dim() == 1 or t.dtype is torch.int64)
+    return t if stays else t.to(dtype)

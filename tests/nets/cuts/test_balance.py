@@ -47,6 +47,18 @@ def test_a_storage_of_two_layers_counts_once():
     assert _peaks(shared) == [[20, 30], [20]]
 
 
+def test_a_closed_form_alone_has_no_derivative_with_respect_to_its_input():
+    layers = [Footprint({1: 10}, 7, True), Footprint({2: 20}, 5)]
+    assert _peaks(layers) == [[10 + 7, 30 + 2 * 5], [20 + 2 * 5]]
+
+
+@pytest.mark.parametrize("closed_form, counts", [(False, [2, 3]), (True, [1, 4])])
+def test_a_first_layer_in_closed_form_is_cut_off(closed_form, counts):
+    first, second = Footprint({0: 100}, 100, closed_form), Footprint({1: 20}, 100)
+    others = [Footprint({i: 10}, 50) for i in (2, 3, 4)]
+    assert layers_per_block(2, 5, (), [first, second, *others]) == counts
+
+
 def test_memory_decides_before_the_number_of_layers():
     assert layers_per_block(2, 6, (), prints(500, 400, 40, 30, 20, 10)) == [1, 5]
     assert layers_per_block(2, 6) == [3, 3]
@@ -125,6 +137,11 @@ def test_footprints_count_what_autograd_stores():
     assert list(second.stored.values()) == [4 * 2 * 6]
     assert set(second.stored) < set(first.stored)  # the same activation
     assert (first.largest, second.largest) == (48, 48)
+    assert first.closed_form and second.closed_form
+    attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    net = nn.Sequential(attention, nn.Flatten(), nn.Linear(12, 3))
+    kinds = [layer.closed_form for layer in footprints(split(net), torch.randn(2, 3, 4))]
+    assert kinds == [False, True]
 
 
 def test_a_recurrent_layer_is_a_block_of_its_own():

@@ -15,6 +15,7 @@ from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.batches import stored_samples
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.nets.padded import Padded
+from tpsgd.objectives import NetSignal
 from tpsgd.train import Net, Source, Step
 from tpsgd_parallel.gradient_sums import GradientSums
 from tpsgd_parallel.job import Parallel
@@ -32,7 +33,7 @@ def data_parallel(overlap: bool = True) -> "DataParallel":
     with the whole batch, up to the order of sums; `ridge` and `rls` solve the same equations. Batch
     norm, losses that are no mean over samples, and the mean over steps or pixels of which some have
     no label see the samples of their process only, as they do with micro-batches; dropout draws
-    other numbers on every process.
+    other numbers on every process, and a rule's objective draws the same.
 
     Args:
         overlap: sum gradients while later blocks compute. False waits for each block's sum at once,
@@ -68,6 +69,12 @@ class DataParallel(Parallel):
         ranks, pass_on = self.ranks, with_memory_of_all(net.pass_on, self.ranks)
         if len(net.models) > 1:
             raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
+        for learner in net.learners:
+            if isinstance(learner.signal, NetSignal):
+                raise TpsgdError(
+                    "data_parallel sums gradients block by block, and the rule's signal is "
+                    f"{learner.signal.about}: choose a rule of labels or of the output's error"
+                )
         for source in filter(None, (net.source, net.validation)):
             check_shareable(stored_samples(source))
 

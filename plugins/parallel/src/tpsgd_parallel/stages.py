@@ -126,8 +126,8 @@ def refuse_unsuited(
     for rule in rules[:-1]:
         if rule.needs_net:
             raise TpsgdError(
-                f"{rule.name} cannot learn in a pipeline: its blocks wait for the error of the "
-                "net's output, on another rank; choose a rule that needs labels alone"
+                f"{rule.name} cannot learn in a pipeline: its signal comes from the whole net, "
+                "which no rank has; choose a rule that needs labels alone"
             )
     for block in blocks:
         if block.recurrent:

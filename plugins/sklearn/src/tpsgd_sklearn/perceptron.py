@@ -98,6 +98,8 @@ class Perceptron(BaseEstimator):
         rule = self.rule() if callable(self.rule) else resolve(self.rule)
         if not isinstance(rule, Rule):
             raise TpsgdError(f"rule must be a word or a tpsgd.rules value, got {self.rule!r}")
+        if rule.predictor:
+            raise TpsgdError(f"{rule.name} does not predict by the model's output: use tpsgd.fit")
         return rule
 
     def _start(self, outputs: int, dtype: Any) -> None:

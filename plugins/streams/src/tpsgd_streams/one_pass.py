@@ -111,8 +111,9 @@ class OnePass(OneSample):
             raise TpsgdError("OnePass needs one class for each sample, not rows of numbers")
         self._check(x)
         new = self._classes.new(y)
-        labels, batches = self._classes.indices(y, new=new), list(self._features.rows(x))
-        head = self._new_head() if self._head is None else copy(self._head)
+        features = copy(self._features)  # the first sample settles their form
+        labels, batches = self._classes.indices(y, new=new), list(features.rows(x))
+        head = self._new_head(features.columns) if self._head is None else copy(self._head)
         for _ in new:
             head.add_class()
         targets = nn.functional.one_hot(labels, len(self.classes) + len(new)).double()
@@ -120,7 +121,7 @@ class OnePass(OneSample):
             head.add(x[few], h, targets[few])  # one that refuses samples changes nothing
         for name in new:
             self._classes.add(name)
-        self._head, self._solution = head, None
+        self._features, self._head, self._solution = features, head, None
         self.samples += len(x)
         return self
 
@@ -172,7 +173,7 @@ class OnePass(OneSample):
         if self._head is None:
             self._check_same(other._identity() | self._form())
             self._features.start(other._features.shape or (), other._inputs)
-            self._head = self._new_head()
+            self._head, self._names = self._new_head(self._features.columns), other._names
         for name in checked:
             self._classes.add(name)
             self._head.add_class()
@@ -215,7 +216,8 @@ class OnePass(OneSample):
             if state["head"] is not None:
                 inputs = check_count("inputs", was["inputs"], least=1)
                 loaded._features.start(tuple(was["shape"]), inputs)
-                loaded._head = loaded._new_head()
+                loaded._names = None if was["names"] is None else tuple(was["names"])
+                loaded._head = loaded._new_head(loaded._features.columns)
                 loaded._head.restore(deepcopy(state["head"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TpsgdError(f"the state is damaged: {error}") from error
@@ -226,8 +228,8 @@ class OnePass(OneSample):
         layer = self._features.layer
         return 0 if layer is None else layer.in_features
 
-    def _new_head(self) -> SolvedHead:
-        size = self._features.columns, len(self._classes)
+    def _new_head(self, columns: int) -> SolvedHead:
+        size = columns, len(self._classes)
         if isinstance(self.solver, Ridge):
             return RidgeHead(*size, self.solver.alpha, self.forgetting)
         if isinstance(self.solver, Discriminant):
@@ -258,9 +260,9 @@ class OnePass(OneSample):
         }  # fmt: skip
 
     def _form(self) -> dict[str, Any]:
-        """What the first sample settles: its shape, and how many numbers the encoder gives."""
-        shape = self._features.shape
-        return {"shape": None if shape is None else list(shape), "inputs": self._inputs}
+        """What the first sample settles: shape, names, how many numbers the encoder gives."""
+        shape, names = (None if t is None else list(t) for t in (self._features.shape, self._names))
+        return {"shape": shape, "names": names, "inputs": self._inputs}
 
     def _check_same(self, other: dict[str, Any]) -> None:
         own = self._identity()

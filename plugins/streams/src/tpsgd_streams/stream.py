@@ -130,6 +130,10 @@ class Stream(OneSample):
         if rule is None:  # a layer that is solved needs inputs that stay as they are
             rule = frozen() if isinstance(optimizer, Recursive) else default()
         self.model, self._rule = model, resolve(rule)
+        if any(each.predictor for each in listed(self._rule)):
+            raise TpsgdError(
+                "a stream predicts by the model's output, and its rule by something else: use fit"
+            )
         make_reader: Any = getattr(model, "stream_reader", None)
         self._reader = ModelReader(model) if make_reader is None else make_reader()
         self._nets = [OnlineNet(net, self._rule, self._settings) for net in self._reader.nets]
@@ -246,6 +250,7 @@ class Stream(OneSample):
             "classes": self._classes.described,
             "identity": self._identity(),
             "samples": self.samples,
+            "names": None if self._names is None else list(self._names),
             "calls": self._calls,
             "drifts": self.drifts,
             "nets": [net.current_state() for net in self._nets],
@@ -275,6 +280,7 @@ class Stream(OneSample):
         if self._numbers and self._settings.loss is None:
             self._choose_mse()
         self._last_good.drop()
+        self._names = None if state["names"] is None else tuple(state["names"])
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
 

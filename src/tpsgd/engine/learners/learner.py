@@ -42,8 +42,6 @@ class BlockLearner(Learner):
     those of the whole net. `noise` is a noise key, for a signal of the whole net.
     """
 
-    first_noise: Tensor | None = None  # before the first epoch
-
     def __init__(
         self,
         block: Block,
@@ -82,6 +80,7 @@ class BlockLearner(Learner):
         self.figures.multi_label = multi_label
         self.figures.expect(target, outputs)
         self.outputs, self.noise = outputs, noise
+        self.first_noise = None if noise is None else noise.clone()  # before the first epoch
         self.version = 0  # changes with everything that a recorded step cannot follow
 
     @property
@@ -103,7 +102,7 @@ class BlockLearner(Learner):
         self.params |= {f"objective.{i}": t for i, t in learned}
         if objective.noise_at is not None:
             self.noise = objective.tensors[objective.noise_at]
-        self.first_noise = None if self.noise is None else self.noise.clone()
+            self.first_noise = self.noise.clone()
         self.learning, self.mean_square = True, None
         self.version += 1
         self.updater.start(self)
