@@ -74,8 +74,8 @@ def c(
             `rules.default()`; for integers, whose codes cannot learn, `readout()`.
         batch: samples of a step.
         optimizer: "sgd", "momentum" (0.9) or "adam".
-        codes: class codes by "hash" or from "flash"; "auto": from flash if they are few; "binary":
-            codes of -1 and +1 by hash, whatever the rule's. Integers have those, in flash.
+        codes: class codes by "hash" or from "flash"; "auto": from flash up to 32 kB; "binary":
+            codes of -1 and +1, whatever the rule's. Integers have those, in flash.
         order: how the check trains; on the device, the caller says which blocks learn.
         ram: a budget such as "16KB", for the weights, the optimizer and the arena.
         seed: of the class codes.

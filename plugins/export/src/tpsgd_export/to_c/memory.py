@@ -28,7 +28,7 @@ from tpsgd_export.recipe import (
 FLOAT = 4
 QUANTILES = 2049 * 4  # bytes of the table of normal quantiles
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
-FEW_CODES = QUANTILES  # bytes of codes up to which a table is smaller than computing them
+FEW_CODES = 4 * QUANTILES  # bytes of codes up to which a table is worth a step three times as fast
 PROGRESS = 6  # words of tps_progress in kernels/cells.h
 UNPACKED = 4  # rows of small weights that become floats together: kernels/small.h
 CODES, GAIN = "class codes that learn", "gain"

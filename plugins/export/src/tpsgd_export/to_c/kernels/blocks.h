@@ -198,12 +198,21 @@ TPS_HOT void tps_dense(const tps_block *b, const float *weights, const float *x,
 TPS_HOT void tps_move_dense(const tps_block *b, const tps_rate *r, float *weights, uint32_t unit,
                             const float *x, const float *dz, uint32_t batch)
 {
-    uint32_t k, n, first = b->weight + unit * b->inputs;
-    float g;
-    for (k = 0; k < b->inputs; k++) {
-        for (g = 0.0f, n = 0; n < batch; n++) g += dz[n] * x[n * b->inputs + k];
-        tps_move(r, weights, first + k, g);
-    }
+    const uint32_t inputs = b->inputs, first = b->weight + unit * inputs;
+    uint32_t k, l, n, lanes;
+    float sums[8], g;
+    if (batch <= 2)
+        for (k = 0; k < inputs; k++) {
+            for (g = 0.0f, n = 0; n < batch; n++) g += dz[n] * x[n * inputs + k];
+            tps_move(r, weights, first + k, g);
+        }
+    else
+        for (k = 0; k < inputs; k += lanes) {
+            lanes = inputs - k < 8 ? inputs - k : 8;
+            for (l = 0; l < lanes; l++) sums[l] = 0.0f;
+            tps_add_columns(x + k, inputs, batch, dz, lanes, sums);
+            for (l = 0; l < lanes; l++) tps_move(r, weights, first + k + l, sums[l]);
+        }
     if (b->bias == TPS_NOWHERE) return;
     for (g = 0.0f, n = 0; n < batch; n++) g += dz[n];
     tps_move(r, weights, b->bias + unit, g);
