@@ -66,18 +66,20 @@ def with_new_tail(body: nn.Sequential, pictures: Tensor, own: bool = False) -> n
     The norms of a new tail measure some pictures: they are folded into its layers.
     """
     model = deepcopy(body).eval()
-    model[:BODY].requires_grad_(False)
+    for layer in list(model)[:BODY]:
+        layer.requires_grad_(False)
     if not own:
         for i, layer in enumerate(separable(*WIDTHS[-1])):
             model[BODY + i] = layer
-        for norm in (m for m in model[BODY:] if isinstance(m, nn.BatchNorm2d)):
+        for norm in (m for m in list(model)[BODY:] if isinstance(m, nn.BatchNorm2d)):
             norm.momentum = None
             norm.train()
         with torch.no_grad():
             model(pictures)
-    model[-1] = nn.Linear(128, OLD)
-    nn.init.zeros_(model[-1].weight)
-    nn.init.zeros_(model[-1].bias)
+    head = nn.Linear(128, OLD)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model[-1] = head
     return model.eval()
 
 
@@ -106,8 +108,10 @@ def by_backprop(
 ) -> nn.Module:
     """The tail and the head after as many steps of backprop, with the norms folded as in the C."""
     folded = as_in(read_model(model, rules.readout(), (3, 32, 32)), deepcopy(model))
+    assert isinstance(folded, nn.Sequential)
     folded.requires_grad_(False)
-    folded[BODY:].requires_grad_(True)
+    for layer in list(folded)[BODY:]:
+        layer.requires_grad_(True)
     optimizer = torch.optim.SGD([p for p in folded.parameters() if p.requires_grad], lr=rate)
     for _ in range(passes):
         for x, y in zip(*train, strict=True):

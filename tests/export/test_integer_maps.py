@@ -16,6 +16,7 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.projections import binary
 from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import Convolution
 from tpsgd_export.to_c.compiled import run_program
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source, places
@@ -67,9 +68,8 @@ def outputs(net, x: np.ndarray) -> list[np.ndarray]:
         block = layer.block
         W = torch.tensor(layer.weights.astype(np.int64))
         b = None if layer.biases is None else torch.tensor(layer.biases.astype(np.int64))
-        maps = hasattr(block.layer, "filters")
-        if maps:
-            c = block.layer
+        c = block.layer
+        if isinstance(c, Convolution):
             W = W.view(c.filters, -1, *c.kernel)
             b = None if b is None else b.double()
             z = functional.conv2d(
@@ -125,7 +125,7 @@ int main(int count, char **files) {
 """
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", with_full(NETS, ["signals"]))
 def test_logits_are_those_of_pythons_integers(name):
     net, (x, _), _ = of(name)
     written = run_program(integer_source(net), FORWARD, net.quantised(x).tobytes())
@@ -133,46 +133,51 @@ def test_logits_are_those_of_pythons_integers(name):
     assert np.array_equal(ours, outputs(net, x.numpy())[-1]) and len(np.unique(ours)) > 30
 
 
-@pytest.mark.parametrize("name", with_full(NETS, ["signals"]))
+@pytest.mark.parametrize("name", with_full(NETS, ["signals", "depthwise"]))
 def test_a_step_is_that_of_autograd_in_the_mean(name):
     net, (x, y), model = of(name)
     layer, number = net.layers[0], 5
-    y[number] = outputs(net, x[number : number + 1].numpy())[-1].argmin()
+    y[number] = int(outputs(net, x[number : number + 1].numpy())[-1].argmin())
     content = net.quantised(x[number : number + 1]).tobytes() + np.uint16(y[number]).tobytes()
     defined = f"#define SEEDS {SEEDS}\n#define RATE {RATE}\n"
     main = defined + (Path(__file__).parent / "mean_step.c").read_text()
     moved = np.frombuffer(run_program(integer_source(net), main, content))
     count, of_all = layer.weights.size, places(net)
     weights = moved[:count] / 2.0**layer.weight_point
-    W = torch.tensor(layer.weights / 2.0**layer.weight_point).view_as(model[0].weight)
+    W = torch.tensor(np.asarray(layer.weights) / 2.0**layer.weight_point).view_as(
+        next(model.parameters())
+    )
     W = W.float().requires_grad_(True)
     b = None
     if layer.biases is not None:
         b = torch.tensor(layer.biases / 2.0**layer.sum_point).float().requires_grad_(True)
     block = layer.block
-    c, local = block.layer, block.local
-    sample = torch.tensor(net.quantised(x[number : number + 1]) / 2.0**net.input_point).float()
+    c, local, codes = block.layer, block.local, layer.codes
+    assert isinstance(c, Convolution) and local is not None and codes is not None
+    units = np.asarray(net.quantised(x[number : number + 1]), np.float32)
+    sample = torch.tensor(units / np.float32(2.0**net.input_point))
     z = functional.conv2d(
         sample.view(1, c.channels, *c.size), W.view(c.filters, -1, *c.kernel), b, c.stride,
         c.padding, c.dilation, c.groups,
     )  # fmt: skip
     maps = z.tanh() if block.activation == "tanh" else functional.leaky_relu(z, block.slope)
     features = functional.adaptive_avg_pool2d(maps, local.grid) if local.grid else maps
-    signs = torch.tensor(layer.codes.astype(np.float32) * 2 - 1)
+    signs = torch.tensor(codes.astype(np.float32) * 2 - 1)
     gain = layer.log_gain.mantissa / 2.0**layer.log_gain.point / np.log2(np.e) / 2.0**12
     logits = gain * 2.0**layer.output_point * features.flatten(1) @ signs.T
     functional.cross_entropy(logits, y[number : number + 1]).backward()
+    assert W.grad is not None
     expected = -RATE / 65536 * W.grad.flatten().numpy()
     spread = np.abs(expected).max()
     assert spread * 2.0**layer.weight_point > 0.2  # units of a weight
     assert np.abs(weights - expected).max() < 0.03 * spread + 0.1 / 2.0**layer.weight_point
-    if b is not None:
+    if b is not None and b.grad is not None:
         biases = moved[of_all.weight_count :][: len(b)] / 2.0**layer.sum_point
         expected = -RATE / 65536 * b.grad.numpy()
         assert np.abs(biases - expected).max() < 0.03 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", with_full(NETS, ["signals", "strides"]))
 def test_planned_bytes_and_weights_that_come_back(name, tmp_path):
     net, (x, _), model = of(name)
     text = integer_source(net)["net.h"]
@@ -183,7 +188,7 @@ def test_planned_bytes_and_weights_that_come_back(name, tmp_path):
     record = run_program(integer_source(net), main, b"")
     assert tpsgd.export.read_weights(model, record) == 3
     with torch.no_grad():
-        close = torch.tensor(outputs(net, x.numpy())[-1]) / 2.0 ** net.layers[-1].sum_point
+        close = torch.tensor(outputs(net, x.numpy())[-1]).double() / 2.0 ** net.layers[-1].sum_point
         assert (model(x) - close).abs().max() < 0.1 * close.abs().max()
 
 

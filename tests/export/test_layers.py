@@ -39,14 +39,14 @@ def separable(a: int, b: int, stride: int = 1) -> list[nn.Module]:
     ]  # fmt: skip
 
 
-def mobile() -> nn.Module:
+def mobile() -> nn.Sequential:
     torch.manual_seed(0)
     first = [nn.Conv2d(2, 4, 3, 2, 1, bias=False), norm(4), nn.ReLU6()]
     pools = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 3)]
     return nn.Sequential(*first, *separable(4, 6), *separable(6, 8, 2), *pools)
 
 
-def dense() -> nn.Module:
+def dense() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Dropout(), nn.Linear(6, 20), nn.BatchNorm1d(20), nn.ReLU6(), nn.AlphaDropout()]
     return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), *layers, nn.Linear(20, 3))
@@ -69,10 +69,11 @@ def test_such_a_net_learns_the_weights_of_fit(net, rule):
 
 
 def test_relu6_has_its_ceiling_and_no_slope_above_it(tmp_path):
-    model = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU6(), nn.Linear(3, 3, bias=False))
+    first, last = nn.Linear(1, 3, bias=False), nn.Linear(3, 3, bias=False)
     with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[-1.0], [2.0], [9.0]]))
-        model[2].weight.copy_(torch.eye(3))
+        first.weight.copy_(torch.tensor([[-1.0], [2.0], [9.0]]))
+        last.weight.copy_(torch.eye(3))
+    model = nn.Sequential(first, nn.ReLU6(), last)
     tpsgd.export.c(
         model, tmp_path, shape=(1,), rule=rules.readout(scale=1.0), samples=torch.ones(2, 1)
     )
@@ -86,7 +87,8 @@ def test_relu6_has_its_ceiling_and_no_slope_above_it(tmp_path):
 @pytest.mark.parametrize("net", NETS)
 def test_norms_are_folded_and_weights_come_back(net, tmp_path):
     make, shape = NETS[net]
-    model, rule = make().eval(), rules.readout(scale=3.0)
+    model, rule = make(), rules.readout(scale=3.0)
+    model.eval()
     tpsgd.export.c(model, tmp_path, shape=shape, rule=rule)
     board, x = CompiledNet(tmp_path), torch.randn(9, *shape)
     with torch.no_grad():
@@ -109,16 +111,17 @@ def test_norms_that_cannot_be_folded_are_refused():
 
 def test_a_graph_of_relu6_is_that_of_fit(tmp_path):
     pytest.importorskip("onnxruntime")
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 2))
+    first = nn.Linear(4, 8)
     with torch.no_grad():
-        model[0].weight.mul_(20)
+        first.weight.mul_(20)
+    model = nn.Sequential(first, nn.ReLU6(), nn.Linear(8, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         checked = tpsgd.export.onnx(model, tmp_path / "step.onnx", shape=(4,)).checked
     assert "against tpsgd.fit" in checked
 
 
-def frozen_body(bias: bool = False) -> nn.Module:
+def frozen_body(bias: bool = False) -> nn.Sequential:
     model = mobile()
     if bias:
         model[0] = nn.Conv2d(2, 4, 3, 2, 1)
