@@ -104,7 +104,7 @@ MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
 FORWARD = Arm(family.forward_forward, GOOD, rates=(1e-3, 2e-3, 4e-3), epochs=60, search_epochs=5)
 PEPITA = Arm(
     family.pepita, lambda: he_uniform(perceptron(784, 1024, 10, bias=False)), MOMENTUM,
-    (0.03, 0.1, 0.3), 100, 3, 64,
+    (0.03, 0.1, 0.3, 1.0), 100, 3, 64,
 )  # fmt: skip
 ARMS = {
     "backprop": Arm(None),
