@@ -108,3 +108,26 @@ def test_what_the_page_says_of_forgetting_is_in_the_file(record):
     assert min(ours["one_class"], ours["other_labels"]) > 0.9
     assert free["one_class"] < 0.9 < free["other_labels"]
     assert none["other_labels"] < 0.5 and capped["other_labels"] < 0.5
+
+
+@pytest.mark.full
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+def test_features_of_photos_are_learned_in_any_order(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    means = np.abs(rng.normal(size=(10, 512)))
+    sets = {}
+    for name, count in {"train": 80, "test": 40}.items():
+        noise = 2 * np.abs(rng.normal(size=(10 * count, 512)))
+        sets[name] = (np.repeat(means, count, 0) + noise).astype(np.float32)
+    np.savez(tmp_path / "features.npz", **sets)
+    monkeypatch.setattr(one_pass, "SEEDS", 2)
+    monkeypatch.setattr(one_pass, "SEARCH_SEEDS", 1)
+    few = {name: (learn, values[4:5]) for name, (learn, values) in one_pass.PHOTOS.items()}
+    monkeypatch.setattr(one_pass, "PHOTOS", few)
+    rows = {row["arm"]: row for row in one_pass.photos(tmp_path / "features.npz")}
+    head, steps = rows["head, 256 random features"], rows["steps of a linear layer, 512-10"]
+    assert min(head["accuracies"]) > 0.95
+    assert head["in_order"] == pytest.approx(head["accuracies"], abs=0.01)
+    assert min(steps["accuracies"]) > 0.95 > 0.3 > max(steps["in_order"])
+    monkeypatch.delenv("TPSGD_DATA", raising=False)
+    assert one_pass.photos(tmp_path / "absent.npz") is None
