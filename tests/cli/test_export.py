@@ -180,7 +180,7 @@ struct Port {
   long parseInt() { return (long)parseFloat(); }
   void println(float number) { printf("loss %g\n", number); }
   void println(int number) { printf("error %d\n", number); }
-  void println(unsigned number) { printf("class %u\n", number); }
+  void println(const char *name) { printf("class %s\n", name); }
 };
 static Port Serial;
 """

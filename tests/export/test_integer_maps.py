@@ -192,6 +192,7 @@ def test_planned_bytes_and_weights_that_come_back(name, tmp_path):
         assert (model(x) - close).abs().max() < 0.1 * close.abs().max()
 
 
+@pytest.mark.full
 def test_a_convolution_of_bytes_learns_digits(tmp_path):
     digits = tpsgd.data.load("digits")
     x, y = (each[:500] for each in digits.train)

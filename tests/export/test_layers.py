@@ -129,7 +129,9 @@ def frozen_body(bias: bool = False) -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("frozen", ["net", "first layers", "hidden dense layer"])
+@pytest.mark.parametrize(
+    "frozen", with_full(["net", "first layers", "hidden dense layer"], ["net"])
+)
 def test_weights_of_a_byte_give_the_outputs_of_their_rounded_floats(frozen, tmp_path):
     model, shape = frozen_body(), (2, 9, 9)
     if frozen == "first layers":

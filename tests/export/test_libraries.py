@@ -97,6 +97,7 @@ def test_a_sketch_learns_classes_from_lines(tmp_path):
     assert not (folder / "examples/window").exists()  # three numbers are no window
 
 
+@pytest.mark.full
 def test_a_sketch_learns_numbers_from_lines(tmp_path):
     x = torch.randn(200, 3)
     layers = [nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1)]
