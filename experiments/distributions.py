@@ -45,6 +45,7 @@ def main() -> None:
     loaded = load("mnist", options)
     count = min(HELD_OUT, len(loaded.train[1]) // 6)
     rows = Rows("distributions", options, {"held_out": count})
+    rows.save()  # what the file says of itself, also where no row is missing
     train, held_out = hold_out_last(*loaded.train, count)
     restarts = options.restarts
     for name in options.only:
