@@ -16,6 +16,11 @@
 #endif
 #endif
 #define TPS_INT_FN static TPS_UNUSED
+#if defined(__GNUC__)
+#define TPS_INT_HOT static inline __attribute__((always_inline, unused)) /* a few instructions */
+#else
+#define TPS_INT_HOT static
+#endif
 
 #define TPS_BIAS_LIMIT 1073741823   /* 2^30 - 1 */
 #define TPS_ACTIVATION_LIMIT 2047   /* of hidden units: 11 bits and a sign */
@@ -52,15 +57,20 @@ typedef struct {
     int32_t shift;
 } tps_move;
 
-TPS_INT_FN int32_t tps_clip(int32_t v, int32_t limit)
+TPS_INT_HOT int32_t tps_clip(int32_t v, int32_t limit)
 {
     return v > limit ? limit : v < -limit ? -limit : v;
 }
 
-/* The floor of v / 2^shift for a shift below 31; C leaves >> of negative numbers open. */
-TPS_INT_FN int32_t tps_floor(int32_t v, int32_t shift)
+/* The floor of v / 2^shift for a shift below 31; C leaves >> of negative numbers open, gcc and clang
+ * shift the sign in. */
+TPS_INT_HOT int32_t tps_floor(int32_t v, int32_t shift)
 {
+#if defined(__GNUC__)
+    return v >> shift;
+#else
     return v < 0 ? -1 - ((-1 - v) >> shift) : v >> shift;
+#endif
 }
 
 /* v 2^shift within the limit */
@@ -70,7 +80,7 @@ TPS_INT_FN int32_t tps_grow(int32_t v, int32_t shift, int32_t limit)
     return tps_clip(v, limit);
 }
 
-TPS_INT_FN uint32_t tps_xorshift(uint32_t *random)
+TPS_INT_HOT uint32_t tps_xorshift(uint32_t *random)
 {
     uint32_t x = *random;
     x ^= x << 13;
@@ -80,7 +90,7 @@ TPS_INT_FN uint32_t tps_xorshift(uint32_t *random)
 }
 
 /* v / 2^shift, rounded up with the probability of its fraction; |v| <= 2^30, shift from 0 to 30 */
-TPS_INT_FN int32_t tps_round(int32_t v, int32_t shift, uint32_t *random)
+TPS_INT_HOT int32_t tps_round(int32_t v, int32_t shift, uint32_t *random)
 {
     if (!shift) return v;
 #ifdef TPS_ROUND_TO_NEAREST
@@ -114,15 +124,40 @@ TPS_INT_FN tps_factor tps_product(tps_factor a, tps_factor b)
 
 /* ---- forward ---- */
 
-#define TPS_SUM_OF(NAME, TYPE)                                                                  \
-    TPS_INT_FN int32_t NAME(const TPS_WEIGHT *w, const TYPE *x, uint32_t inputs, int32_t sum)   \
+/* z += w x; four rows read x together. */
+#define TPS_SUMS_OF(NAME, TYPE)                                                                 \
+    TPS_INT_FN void NAME(const TPS_WEIGHT *w, const TYPE *x, uint32_t inputs, uint32_t rows,    \
+                         int32_t *z)                                                            \
     {                                                                                           \
-        uint32_t k;                                                                             \
-        for (k = 0; k < inputs; k++) sum += (int32_t)w[k] * x[k];                               \
-        return sum;                                                                             \
+        for (; rows >= 4; rows -= 4, z += 4) {                                                  \
+            const TPS_WEIGHT *w1 = w + inputs, *w2 = w1 + inputs, *w3 = w2 + inputs;            \
+            int32_t z0 = z[0], z1 = z[1], z2 = z[2], z3 = z[3];                                 \
+            const TYPE *p = x;                                                                  \
+            uint32_t k = inputs;                                                                \
+            do {                                                                                \
+                const int32_t value = *p++;                                                     \
+                z0 += *w++ * value;                                                             \
+                z1 += *w1++ * value;                                                            \
+                z2 += *w2++ * value;                                                            \
+                z3 += *w3++ * value;                                                            \
+            } while (--k);                                                                      \
+            w = w3;                                                                             \
+            z[0] = z0;                                                                          \
+            z[1] = z1;                                                                          \
+            z[2] = z2;                                                                          \
+            z[3] = z3;                                                                          \
+        }                                                                                       \
+        for (; rows; rows--) {                                                                  \
+            const TYPE *p = x;                                                                  \
+            uint32_t k = inputs;                                                                \
+            int32_t z0 = *z;                                                                    \
+            do z0 += *w++ * *p++;                                                               \
+            while (--k);                                                                        \
+            *z++ = z0;                                                                          \
+        }                                                                                       \
     }
-TPS_SUM_OF(tps_sum_of_inputs, TPS_INPUT)
-TPS_SUM_OF(tps_sum_of_units, int16_t)
+TPS_SUMS_OF(tps_sums_of_inputs, TPS_INPUT)
+TPS_SUMS_OF(tps_sums_of_units, int16_t)
 
 /* What a layer reads: the bytes of a sample, or the units of the layer before it. */
 typedef struct {
@@ -130,14 +165,15 @@ typedef struct {
     const int16_t *units;
 } tps_source;
 
-/* z of one unit, b + w x */
-TPS_INT_FN int32_t tps_int_sum(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
-                               tps_source x, uint32_t unit)
+/* z of some units, b + w x */
+TPS_INT_FN void tps_int_sums(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
+                             tps_source x, uint32_t first, uint32_t units, int32_t *z)
 {
-    int32_t start = b ? b[unit] : 0;
-    w += unit * l->inputs;
-    return x.bytes ? tps_sum_of_inputs(w, x.bytes, l->inputs, start)
-                   : tps_sum_of_units(w, x.units, l->inputs, start);
+    uint32_t j;
+    for (j = 0; j < units; j++) z[j] = b ? b[first + j] : 0;
+    w += first * l->inputs;
+    if (x.bytes) tps_sums_of_inputs(w, x.bytes, l->inputs, units, z);
+    else tps_sums_of_units(w, x.units, l->inputs, units, z);
 }
 
 /* tanh(k / 16) 2^15 */
@@ -180,15 +216,19 @@ TPS_INT_FN int16_t tps_int_activate(const tps_int_layer *l, int32_t z)
 TPS_INT_FN void tps_int_forward(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
                                 tps_source x, int16_t *y)
 {
-    uint32_t j;
-    for (j = 0; j < l->outputs; j++) y[j] = tps_int_activate(l, tps_int_sum(l, w, b, x, j));
+    uint32_t first, units, j;
+    int32_t z[4];
+    for (first = 0; first < l->outputs; first += units) {
+        units = l->outputs - first < 4 ? l->outputs - first : 4;
+        tps_int_sums(l, w, b, x, first, units, z);
+        for (j = 0; j < units; j++) *y++ = tps_int_activate(l, z[j]);
+    }
 }
 
 TPS_INT_FN void tps_int_logits(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
                                tps_source x, uint32_t classes, int32_t *z)
 {
-    uint32_t c;
-    for (c = 0; c < classes; c++) z[c] = tps_int_sum(l, w, b, x, c);
+    tps_int_sums(l, w, b, x, 0, classes, z);
 }
 
 /* The derivative of the activation is `up` or `down` for a ReLU; a tanh shrinks D by 1 - y^2. */
@@ -255,28 +295,25 @@ TPS_INT_FN int32_t tps_int_softmax(int32_t *e, uint32_t classes, uint32_t label,
 
 /* ---- the class codes of a readout ---- */
 
-TPS_INT_FN int tps_code(const tps_int_layer *l, uint32_t c, uint32_t unit)
-{
-    uint32_t i = c * l->outputs + unit;
-    return (l->codes[i >> 3] >> (i & 7)) & 1;
-}
-
 TPS_INT_FN void tps_int_read_out(const tps_int_layer *l, const int16_t *y,
                                  uint32_t classes, int32_t *sums)
 {
-    uint32_t c, j;
+    const uint32_t units = l->outputs;
+    uint32_t c, j, i = 0;
     for (c = 0; c < classes; c++) {
-        sums[c] = 0;
-        for (j = 0; j < l->outputs; j++) sums[c] += tps_code(l, c, j) ? y[j] : -y[j];
+        int32_t sum = 0;
+        for (j = 0; j < units; j++, i++) sum += (l->codes[i >> 3] >> (i & 7)) & 1 ? y[j] : -y[j];
+        sums[c] = sum;
     }
 }
 
 TPS_INT_FN int32_t tps_int_feedback(const tps_int_layer *l, const int32_t *e,
                                     uint32_t classes, uint32_t unit)
 {
-    uint32_t c;
+    const uint32_t units = l->outputs;
     int32_t D = 0;
-    for (c = 0; c < classes; c++) D += tps_code(l, c, unit) ? e[c] : -e[c];
+    for (; classes; classes--, unit += units, e++)
+        D += (l->codes[unit >> 3] >> (unit & 7)) & 1 ? *e : -*e;
     return D;
 }
 
@@ -306,17 +343,21 @@ TPS_INT_FN int32_t tps_int_bias(const tps_int_layer *l, int32_t b, tps_move m, u
     return tps_clip(b - d, TPS_BIAS_LIMIT);
 }
 
-/* Move a row of weights against d times the inputs; inputs of 0 cost no random number. */
+/* Move a row of weights against d times the inputs; inputs of 0 cost no random number. What does not
+ * change is copied: a weight of a byte could be a part of anything that a pointer leads to. */
 #define TPS_MOVE_OF(NAME, TYPE)                                                                 \
     TPS_INT_FN void NAME(const tps_int_layer *l, TPS_WEIGHT *w, const TYPE *x, tps_move m,      \
                          uint32_t *random)                                                      \
     {                                                                                           \
-        uint32_t k;                                                                             \
+        const int32_t limit = l->limit;                                                         \
+        uint32_t k, state = *random;                                                            \
         if (!m.d) return;                                                                       \
-        for (k = 0; k < l->inputs; k++)                                                         \
-            if (x[k])                                                                           \
-                w[k] = (TPS_WEIGHT)tps_clip(w[k] - tps_round(m.d * x[k], m.shift, random),      \
-                                            l->limit);                                          \
+        for (k = l->inputs; k; k--, w++) {                                                      \
+            const int32_t value = *x++;                                                         \
+            if (value)                                                                          \
+                *w = (TPS_WEIGHT)tps_clip(*w - tps_round(m.d * value, m.shift, &state), limit); \
+        }                                                                                       \
+        *random = state;                                                                        \
     }
 TPS_MOVE_OF(tps_move_by_inputs, TPS_INPUT)
 TPS_MOVE_OF(tps_move_by_units, int16_t)
