@@ -164,6 +164,11 @@ def test_what_these_rules_cannot_do_is_refused():
     for rule, model, data, words in refused:
         with pytest.raises(TpsgdError, match=words):
             train(model, data, rule)
+    half = torch.bfloat16
+    for word in RULES.keys() - {"forward-gradient-local"}:
+        with pytest.raises(TpsgdError, match=f"{word} computes in its model's number format"):
+            train(mlp(6, 5, 3), points(), RULES[word](), precision=half)
+    train(mlp(6, 5, 3), points(), family.local_forward_gradient(), precision=half)
     with pytest.raises(TpsgdError, match="sigma must be a number above 0"):
         family.weight_perturbation(0.0)
 

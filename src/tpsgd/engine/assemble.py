@@ -185,6 +185,8 @@ def _block_learner(
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         gradient = kind(block, at, fixed, precision=form.precision)
     of_net = isinstance(rule.signal, NetSignal)
+    if of_net and form.precision is not None:
+        raise TpsgdError(f"{rule.name} computes in its model's number format: leave precision out")
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
     if line is not None and settings.memory.micro_batch is None:
