@@ -38,7 +38,7 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
     """
     rule = arm.rule
     if rule is None:
-        raise TpsgdError(f"{arm.name} is no rule and has no fields to search")
+        raise TpsgdError(f"{arm.name} does not learn by a rule: it has no fields to search")
     arguments = [] if make is None else [*signature(make).parameters.values()]
     free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments)
     names = {each.name for each in arguments} if not free else {*values}
