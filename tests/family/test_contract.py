@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -255,6 +256,8 @@ def test_a_rule_that_predicts_in_its_own_way_is_nowhere_used_by_the_last_layer_u
     run = train(mlp(6, 8, 8, 3), points(), rule)
     with pytest.warns(UserWarning, match="forward-forward by something else: after tpsgd.load"):
         run.save(tmp_path / "saved")
+    assert pickle.loads(pickle.dumps(run)).blocks == run.blocks
+    assert run.without_model().predictor is None
     loaded = tpsgd.load(tmp_path / "saved").model
     assert torch.equal(rule.predictor(loaded)(points()[0]), run.predictor(points()[0]))
     with pytest.raises(TpsgdError, match="a stream predicts by the model's output"):
