@@ -1,4 +1,4 @@
-"""Seconds and memory of VGG11 on a GPU: blocks beside backprop and its two ways to save memory.
+"""Seconds and memory of VGG11 on a GPU: blocks, backprop and its two ways to save memory.
 
     python benchmarks/deep_clock.py --device cuda --out results
 

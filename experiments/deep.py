@@ -240,6 +240,19 @@ def clock(net: Net, arm: str, train: Samples, row: Row) -> None:
     }
 
 
+def learn(
+    net: Net, arm: str, train: Samples, test: Samples, seed: int, row: Row, left: float
+) -> None:
+    """Choose an arm's rate if it has none, and train a restart if it ends in the seconds left."""
+    began = time.perf_counter()
+    row |= {} if "lr" in row else choose_rate(net, arm, train)
+    search, began = time.perf_counter() - began, time.perf_counter()
+    epochs = net.search_epochs * len(net.rates)
+    if search * (1 + net.recipe.epochs / epochs) <= left:
+        restart(net, arm, train, test, seed, row)
+        row["took"] = time.perf_counter() - began  # seconds, to expect of the next restart
+
+
 def main() -> None:
     """Run what is asked for; the file is written after each training."""
     parser = arguments(__doc__)
@@ -280,22 +293,15 @@ def main() -> None:
                 if options.again and seed == 0 and not options.clock:
                     table["arms"][arm] = {}
                 row = table["arms"].setdefault(arm, {"lr": net.rates[0]} if options.smoke else {})
-                expected = row.get("took", 0.0)  # seconds of the restart before
-                late = time.perf_counter() - start + expected > options.seconds
+                left = options.seconds - (time.perf_counter() - start)
+                late = row.get("took", 0.0) > left
                 if late or (not options.clock and row.get("restarts", 0) > seed):
                     continue
                 began = time.perf_counter()
                 if options.clock:
                     clock(net, arm, train, row)
                 else:
-                    row |= {} if "lr" in row else choose_rate(net, arm, train)
-                    search, began = time.perf_counter() - began, time.perf_counter()
-                    epochs = net.search_epochs * len(net.rates)
-                    if began - start + search / epochs * net.recipe.epochs > options.seconds:
-                        save()  # the rate
-                        continue
-                    restart(net, arm, train, test, seed, row)
-                    row["took"] = time.perf_counter() - began
+                    learn(net, arm, train, test, seed, row, left)
                 save()
                 shown = _shown(row) + f"  ({time.perf_counter() - began:.0f} s)"
                 print(f"{name} {arm:34} {shown}", flush=True)

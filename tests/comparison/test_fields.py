@@ -108,10 +108,10 @@ def test_a_function_may_take_values_that_are_no_numbers(digits):
     ("options", "message"),
     [
         ({"fields": {"feature": [1]}}, "readout has no field 'feature': did you mean 'features'"),
-        ({"rule": "backprop", "fields": {"at": [1]}}, "backprop is no rule and has no fields"),
+        ({"rule": "backprop", "fields": {"at": [1]}}, "backprop does not learn by a rule"),
         ({"fields": {"features": 3}}, "the field features needs a list of values to try, got 3"),
-        ({"fields": {"epochs": [1]}, "epochs": [1, 2]}, "epochs is no field"),
-        ({"fields": {"rate": [1]}}, "rate is no field"),
+        ({"fields": {"epochs": [1]}, "epochs": [1, 2]}, "epochs has a list of its own"),
+        ({"fields": {"rate": [1]}}, "rate has a list of its own"),
         ({"epochs": [0.5]}, "epochs must be a list of whole numbers above 0"),
         ({"fields": {"features": [-1]}}, "features"),
     ],

@@ -600,6 +600,30 @@ def test_what_the_page_on_deep_nets_says_about_memory_and_time():
     assert look_up("deep/vgg8/auxiliary/seconds") > look_up("deep/vgg8/backprop/seconds")
 
 
+def test_what_the_page_on_deep_nets_says_about_recipes():
+    """Where this fails after a new measurement: reword docs/deep.md, README, CHANGELOG."""
+    nets = {
+        word: look_up("deep/nets")[word]["arms"] for word in ("resnet18-sgd", "vit", "vgg8-sgd")
+    }
+    rows = nets["resnet18-sgd"]["4 stages, two layers"], nets["vit"]["4 blocks, small head"]
+    for row, arms, restarts in zip(rows, nets.values(), (2, 1), strict=False):  # "level"
+        backprop = arms["backprop"]
+        assert row["accuracy"] > backprop["accuracy"] - 0.002
+        assert row["restarts"] == restarts, "reword how many restarts these rows have"
+        assert row["peak_bytes"] < 0.75 * backprop["peak_bytes"]
+    ratios = {  # of four blocks: "up to"
+        (word, name): row["seconds"] / arms["backprop"]["seconds"]
+        for word, arms in nets.items()
+        for name, row in arms.items()
+        if name.startswith("4 ") and ("small" in name or "two" in name) and "seconds" in row
+    }
+    assert max(ratios, key=ratios.__getitem__) == ("resnet18-sgd", "4 stages, two layers")
+    small = look_up("deep_small/nets")["resnet18-small"]["arms"]
+    four, backprop = small["4 blocks, small head"], small["backprop"]
+    assert four["peak_bytes"] < backprop["peak_bytes"] < 1.2 * four["peak_bytes"]
+    assert 1.25 < four["seconds"] / backprop["seconds"] < 1.42  # "a third more time"
+
+
 def test_what_the_page_on_deep_nets_says_about_calibration():
     """Where this fails after a new measurement: reword docs/deep.md, choosing.md."""
     nets = {

@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,11 @@ def test_what_these_rules_cannot_do_is_refused():
     for rule, model, data, words in refused:
         with pytest.raises(TpsgdError, match=words):
             train(model, data, rule)
+    half = torch.bfloat16
+    for word in RULES.keys() - {"forward-gradient-local"}:
+        with pytest.raises(TpsgdError, match=f"{word} computes in its model's number format"):
+            train(mlp(6, 5, 3), points(), RULES[word](), precision=half)
+    train(mlp(6, 5, 3), points(), family.local_forward_gradient(), precision=half)
     with pytest.raises(TpsgdError, match="sigma must be a number above 0"):
         family.weight_perturbation(0.0)
 
@@ -250,6 +256,8 @@ def test_a_rule_that_predicts_in_its_own_way_is_nowhere_used_by_the_last_layer_u
     run = train(mlp(6, 8, 8, 3), points(), rule)
     with pytest.warns(UserWarning, match="forward-forward by something else: after tpsgd.load"):
         run.save(tmp_path / "saved")
+    assert pickle.loads(pickle.dumps(run)).blocks == run.blocks
+    assert run.without_model().predictor is None
     loaded = tpsgd.load(tmp_path / "saved").model
     assert torch.equal(rule.predictor(loaded)(points()[0]), run.predictor(points()[0]))
     with pytest.raises(TpsgdError, match="a stream predicts by the model's output"):

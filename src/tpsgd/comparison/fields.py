@@ -32,7 +32,7 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
     """
     rule = arm.rule
     if rule is None:
-        raise TpsgdError(f"{arm.name} is no rule and has no fields to search")
+        raise TpsgdError(f"{arm.name} does not learn by a rule: it has no fields to search")
     arguments = signature(make).parameters if make else {}
     free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments.values())
     names = {*values} if free else {*arguments}

@@ -179,7 +179,7 @@ def search(
     lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks, **lengths}
     tried = {name: _by_word(name, values) for name, values in (fields or {}).items()}
     if repeated := tried.keys() & {*lists}:
-        raise TpsgdError(f"{min(repeated)} is no field of a rule to a search: it has its own list")
+        raise TpsgdError(f"{min(repeated)} has a list of its own: leave it out of fields")
     lists |= {name: [*values] for name, values in tried.items()}
 
     def with_values(arm: Arm, values: Values) -> Arm:

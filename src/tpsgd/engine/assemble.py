@@ -190,6 +190,8 @@ def _block_learner(
     first = () if spec.sample is None else tuple(spec.sample[0])
     entering = spec.sizes[i - 1][Place.END] if i else first
     weight = None if last else getattr(spec.blocks[i + 1].layer, "weight", None)
+    if of_net and form.precision is not None:
+        raise TpsgdError(f"{rule.name} computes in its model's number format: leave precision out")
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
     if line is not None and settings.memory.micro_batch is None:

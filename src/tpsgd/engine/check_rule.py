@@ -85,11 +85,11 @@ class _Watched(NetSignal):
         once, again = (list(self.signal(learners, x, labels)) for _ in range(2))
         if not all(map(torch.equal, _tensors(once), _tensors(again))):
             self.problems.append("its signal gives other numbers for the same batch")
-        for learner, given in zip(learners[:-1], once, strict=False):
-            if given is not None and given.gradients is None:
+        for learner, own in zip(learners[:-1], once, strict=False):
+            if own is not None and own.gradients is None:
                 objective = replace(learner.draw(), tensors=learner.tensors)
-                y = learner.gradient.objective_input(given.saved)
-                self.seen.append((objective, y.clone(), given.signal))
+                y = learner.gradient.objective_input(own.saved)
+                self.seen.append((objective, y.clone(), own.signal))
 
 
 class _Asked:
@@ -103,12 +103,12 @@ class _Asked:
         return getattr(self.learner, name)
 
 
-def _tensors(given: Any) -> list[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
     """All tensors in signals, lists and tuples of them."""
-    if isinstance(given, BlockSignal):
-        given = (given.signal, *(given.gradients or {}).values())
-    parts = given if isinstance(given, (list, tuple)) else ()
-    return [given] if isinstance(given, Tensor) else [t for part in parts for t in _tensors(part)]
+    if isinstance(value, BlockSignal):
+        value = (value.signal, *(value.gradients or {}).values())
+    parts = value if isinstance(value, (list, tuple)) else ()
+    return [value] if isinstance(value, Tensor) else [t for part in parts for t in _tensors(part)]
 
 
 def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:

@@ -112,11 +112,12 @@ class Run:
     def without_model(self) -> "Run":
         """The record alone, which keeps no model in memory; backprop's bytes are not counted."""
         memory = _joined(self.memory, COUNTED if self.backprop else "")
-        return replace(self, model=None, backprop=None, memory=memory)
+        return replace(self, model=None, predicting=None, backprop=None, memory=memory)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle has: no function that counts."""
-        return vars(self) | {"memory": self.without_model().memory, "backprop": None}
+        """What a pickle has: no functions."""
+        functions = {"predicting": None, "backprop": None}
+        return vars(self) | functions | {"memory": self.without_model().memory}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":

@@ -4,7 +4,7 @@
 
 f is the sample itself or what a frozen encoder makes of it, averaged over space or tokens. Random
 features in front of least squares are an extreme learning machine (Huang, Zhu & Siew 2006); with
-direct links, f stands beside h (random vector functional-link nets, Pao, Park & Sobajic 1994); on
+direct links, f stands next to h (random vector functional-link nets, Pao, Park & Sobajic 1994); on
 the features of a pretrained encoder they are RanPAC (McDonnell et al., NeurIPS 2023). Row i of W is
 a pure function of the seed and i, by the library's hash, so every device can compute it again.
 """

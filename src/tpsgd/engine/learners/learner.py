@@ -263,11 +263,11 @@ def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
 
 def _step_on_net(signal: NetSignal, learners: Sequence[Any], x: Any, labels: Tensor) -> None:
     """Every block learns from what a signal of the whole net has for it."""
-    for learner, given in zip(learners, signal(learners, x, labels), strict=True):
-        if learner.learning and given is not None and given.gradients is None:
-            learner.updater.apply(given.saved, given.signal, labels, False)
-        elif learner.learning and given is not None:
-            learner.updater.apply_gradients(given.gradients, given.local, labels)
+    for learner, own in zip(learners, signal(learners, x, labels), strict=True):
+        if learner.learning and own is not None and own.gradients is None:
+            learner.updater.apply(own.saved, own.signal, labels, False)
+        elif learner.learning and own is not None:
+            learner.updater.apply_gradients(own.gradients, own.local, labels)
         if learner.noise is not None:
             learner.noise[1].add_(1)
 
