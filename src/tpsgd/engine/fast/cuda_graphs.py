@@ -146,7 +146,7 @@ def step_with_optimizers_aside(learners: Sequence[Any], batch: SampleBatch) -> N
     block has its own.
     """
     x, labels = batch.load()
-    stream = update_stream(labels.device) if labels.is_cuda else None  # a plan has none
+    stream: Any = update_stream(labels.device) if labels.is_cuda else None  # a plan has none
     in_use: list[Any] = []  # the gradients that an optimizer reads meanwhile
     for learner in learners:
         saved, last, updater = learner.forward(x), learner is learners[-1], learner.updater
@@ -175,6 +175,7 @@ def suits_optimizers_aside(learners: Sequence[Any], form: BatchForm) -> bool:
         and form.micro_batch is None
         and len(learning) > 1
         and all(type(learner.updater) is OptimizerSteps for learner in learning)
+        and not any(learner.updater.waits for learner in learning)
     )
 
 
