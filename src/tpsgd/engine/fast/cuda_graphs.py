@@ -146,7 +146,7 @@ def step_with_optimizers_aside(learners: Sequence[Any], batch: SampleBatch) -> N
     block has its own.
     """
     x, labels = batch.load()
-    stream = update_stream(labels.device) if labels.is_cuda else None  # a CPU has none
+    stream: Any = update_stream(labels.device) if labels.is_cuda else None  # a CPU has none
     in_use: list[Any] = []  # the gradients that an optimizer reads meanwhile
     for learner in learners:
         saved, last, updater = learner.forward(x), learner is learners[-1], learner.updater
