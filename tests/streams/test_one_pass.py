@@ -188,6 +188,14 @@ def test_refused_samples_settle_nothing():
 
 REFUSED = {
     "features must be": lambda: OnePass(-1),
+    "seed must be": lambda: OnePass(seed="a"),
+    "classes must be a list": lambda: OnePass(classes=3),
+    r"evaluate takes \(x, y\)": lambda: learned().evaluate(3),
+    "the state is of 3": lambda: OnePass().load_state_dict(
+        OnePass().state_dict() | {"identity": 3}
+    ),
+    "encoder gives no row for each sample, got .3, 1. of": lambda: learned(encoder=lambda x: x[:3]),
+    "there are no numbers": lambda: OnePass().learn_one({}, 1),
     "solver must be": lambda: OnePass(solver="ridge"),
     "encoder must be": lambda: OnePass(encoder=3),
     "bound is of": lambda: OnePass(forgetting=0.9, bound=3),

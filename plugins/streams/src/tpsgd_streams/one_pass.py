@@ -80,6 +80,8 @@ class OnePass(OneSample):
         _check_forgetting(self.solver, forgetting, bound)
         self.forgetting, self.bound = forgetting, bound
         self._features = RandomFeatures(features, seed, encoder, direct)
+        if not hasattr(classes, "__len__"):
+            raise TpsgdError(f"classes must be a list of different names, got {classes!r}")
         self._classes = Classes(classes, len(classes))
         self._head: SolvedHead | None = None  # before the first sample
         self._solution: tuple[Tensor, Tensor] | None = None
@@ -138,6 +140,8 @@ class OnePass(OneSample):
 
     def evaluate(self, data: Any) -> float:
         """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise TpsgdError(f"evaluate takes (x, y), got {type(data).__name__}")
         x, y = samples_of(*data)
         pairs = zip(self.predict(x), plain(y), strict=True)
         return sum(name == label for name, label in pairs) / len(y)
@@ -200,9 +204,8 @@ class OnePass(OneSample):
         """Go on where another model with the same settings was."""
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a OnePass: pass what state_dict() returned")
-        now = self._identity()
-        was = state["identity"]
-        if self._head is None:
+        now, was = self._identity(), state["identity"]
+        if self._head is None and isinstance(was, dict):
             now |= {name: was[name] for name in self._form() if name in was}
         if was != now:
             raise TpsgdError(f"the state is of {was}, this model has {now}")

@@ -54,11 +54,13 @@ class RandomFeatures:
     ) -> None:
         if not isinstance(width, int) or width < 0:
             raise TpsgdError(f"features must be a whole number, 0 or more, got {width!r}")
+        if not isinstance(seed, int):
+            raise TpsgdError(f"seed must be a whole number, got {seed!r}")
         if encoder is not None and not callable(encoder):
             kind = type(encoder).__name__
             raise TpsgdError(f"encoder must be a module or a function of samples, got {kind}")
         self.width, self.seed, self.encoder = width, seed, encoder
-        self.direct = direct or not width
+        self.direct = bool(direct or not width)
         self.shape: tuple[int, ...] | None = None  # of the first sample
         self.layer: nn.Linear | None = None
 
@@ -84,6 +86,9 @@ class RandomFeatures:
         for start in range(0, len(x), AT_A_TIME):
             few = slice(start, start + AT_A_TIME)
             f = self.encoded(x[few])
+            if len(f) != len(x[few]) or not f.numel():
+                what = "the encoder gives no row" if self.encoder else "there are no numbers"
+                raise TpsgdError(f"{what} for each sample, got {tuple(f.shape)} of {len(x[few])}")
             if not (f.abs() < LARGEST).all():
                 whose = "the samples have" if self.encoder is None else "the encoder gives"
                 raise TpsgdError(f"{whose} numbers that are NaN, or {LARGEST:g} or larger")

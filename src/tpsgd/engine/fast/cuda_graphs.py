@@ -146,21 +146,21 @@ def step_with_optimizers_aside(learners: Sequence[Any], batch: SampleBatch) -> N
     block has its own.
     """
     x, labels = batch.load()
-    stream: Any = update_stream(labels.device) if labels.is_cuda else None  # a plan has none
+    stream = update_stream(labels.device) if labels.is_cuda else None  # a CPU has none
     in_use: list[Any] = []  # the gradients that an optimizer reads meanwhile
     for learner in learners:
         saved, last, updater = learner.forward(x), learner is learners[-1], learner.updater
-        aside = learner.learning and not last and stream is not None and updater.slices == 1
+        aside = learner.learning and not last and labels.is_cuda and updater.slices == 1
         if learner.learning:
             updater.waits = aside
             learner.update(saved, labels, output_unused=last)
             updater.waits = False
         x = None if last else learner.output(saved)  # of the weights before the update
         del saved
-        if in_use and (aside or last):
+        if stream is not None and in_use and (aside or last):
             torch.cuda.current_stream().wait_stream(stream)
             in_use = []
-        if aside:
+        if stream is not None and aside:
             in_use = [p.grad for p in updater.moving.values()]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
