@@ -112,7 +112,7 @@ def c(
     check_word("numbers", numbers, ("float32", "int8", "int16"))
     check_word("frozen", frozen, ("float32", "int8"))
     check_name(name)
-    if not 0 <= least <= 1:
+    if not isinstance(least, (int, float)) or not 0 <= least <= 1:
         raise TpsgdError(f"least must be a share from 0 to 1, got {least!r}")
     floats = numbers == "float32"
     if not floats and codes not in ("auto", "binary"):
