@@ -38,17 +38,17 @@ Row = tuple[str, str, str, str]  # net, arm, sign, other arm
 
 def rows_of(record: dict[str, Any], way: str, rows: list[Row]) -> list[Difference | None]:
     """The differences of the rows in one way, corrected together; None where one was not run."""
-    found: list[Difference | None] = []
+    differences: list[Difference | None] = []
     for net, arm, _, other in rows:
         arms = record["rows"].get(f"{net}, {way}", {}).get("arms", {})
         pair = [list(zip(arms[a]["seeds"], arms[a]["accuracies"], strict=True))
                 for a in (arm, other) if arms.get(a, {}).get("accuracies")]  # fmt: skip
-        found.append(difference(*pair) if len(pair) == 2 else None)
-    tested = [i for i, d in enumerate(found) if d is not None and d.p is not None]
-    ps = holm([d.p for i in tested if (d := found[i]) is not None and d.p is not None])
+        differences.append(difference(*pair) if len(pair) == 2 else None)
+    tested = [i for i, d in enumerate(differences) if d is not None and d.p is not None]
+    ps = holm([d.p for i in tested if (d := differences[i]) is not None and d.p is not None])
     for i, p in zip(tested, ps, strict=True):
-        found[i] = Difference(**{**vars(found[i]), "p_holm": p})
-    return found
+        differences[i] = Difference(**{**vars(differences[i]), "p_holm": p})
+    return differences
 
 
 def outcome(d: Difference | None, sign: str) -> str:
@@ -78,7 +78,7 @@ def block() -> str:
         lines += ["", f"**{claim['title']}.** Uses: {claim['uses']}.", ""]
         lines += [f"| net | row | {' | '.join(WAYS.values())} |", f"|---|---|{'---:|' * len(WAYS)}"]
         for net, arm, sign, other in claim["rows"]:
-            cells = [cell(found[i], sign) for found in columns.values()]
+            cells = [cell(column[i], sign) for column in columns.values()]
             words = "ahead of" if sign == ">" else f"at most {sign.split()[1]} behind"
             lines.append(f"| {NETS[net]} | `{arm}` {words} `{other}` | {' | '.join(cells)} |")
             i += 1

@@ -4,7 +4,7 @@
 
 The paper says that sampling P "from different distributions makes no noticeable difference". Codes
 of the three distributions have mean 0 and the same deviation; restarts with the same seed begin
-with the same weights and see the samples in the same order, so differences are paired. The nets
+with the same weights and see the samples in the same order. The nets
 are those of `experiments.shallow`: 784-256-10 on MNIST, 5 epochs per block, Adam at 1e-3, batches
 of 128, on 20,000 training images. Accuracy is that on 4,000 others, which are held out. Backprop
 and frozen hidden layers are the controls.

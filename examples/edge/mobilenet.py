@@ -129,7 +129,8 @@ def export(model: nn.Module, folder: Path, kind: str, cifar: Any, pictures: Tens
     print(f"\n{folder}: a body of {kind}\n{exported.memory}\n{exported.checked}")
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """The words of the command line."""
     parser = argparse.ArgumentParser(
         description="A MobileNet-like net whose tail learns on a board"
     )
@@ -140,7 +141,11 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=500, help="that choose the rate")
     parser.add_argument("--tests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     torch.manual_seed(options.seed)
     cifar = tpsgd.data.load("cifar10")
     body = pretrained(of_classes(cifar.train, new=False), options.epochs)

@@ -104,6 +104,27 @@ def test_a_function_may_take_values_that_are_no_numbers(digits):
     assert at.endswith(Place[result.best.values["at"]].value)
 
 
+def test_values_of_one_name_are_all_tried(digits):
+    codes = [normal(std) for std in (0.01, 1.0, 100.0)]
+    result = tpsgd.search(
+        digits, NET, rules.tpsgd_l2, rates=[0.01], fields={"projection": codes}, epochs=4
+    )
+    tried = [t.values["projection"] for t in result.trials if t.arm == "tpsgd-l2"]
+    assert tried == ["normal", "normal 2", "normal 3"]
+    assert len({t.accuracy for t in result.trials if t.arm == "tpsgd-l2"}) > 1
+
+
+def test_a_field_may_have_the_name_of_a_list_that_is_empty(digits):
+    result = tpsgd.search(
+        digits, NET, rules.readout, rates=[0.01], scales=(), fields={"scale": [2.0, 5.0]},
+        epochs=1,
+    )  # fmt: skip
+    of_rule = [t for t in result.trials if t.arm == "readout"]
+    assert [t.values["scale"] for t in of_rule] == [2.0, 5.0]
+    best = result.test.results[1].runs[0].settings["options"][0]
+    assert f"scale {result.best.values['scale']:g}" in best
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -114,6 +135,10 @@ def test_a_function_may_take_values_that_are_no_numbers(digits):
         ({"fields": {"rate": [1]}}, "rate has a list of its own"),
         ({"epochs": [0.5]}, "epochs must be a list of whole numbers above 0"),
         ({"fields": {"features": [-1]}}, "features"),
+        ({"fields": ["features"]}, "fields must be a dict of lists"),
+        ({"epochs": []}, "epochs needs a value to try"),
+        ({"rule": lambda: 3}, "must return one, got a int"),
+        ({"rule": lambda scale: rules.readout(scale)}, "a function that makes one: .*scale"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_trained(options, message, digits, monkeypatch):

@@ -388,7 +388,7 @@ def test_the_most_features_that_fit_into_a_budget():
         ({"classes": 0}, "classes must be a whole number from 1"),
         ({"spare": -1}, "spare must be a whole number"),
         ({"seed": 1 << 32}, "seed must be a whole number"),
-        ({"name": "Head"}, "name must be a word of C"),
+        ({"name": "Head"}, "name must have small letters"),
         ({"name": "net"}, "that of the net's own files"),
         ({"ram": "1KB", "features": 100}, "a head of 100 features needs"),
         ({"shape": (0,)}, "shape must be a sample's"),

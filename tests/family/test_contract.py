@@ -174,6 +174,22 @@ def test_what_these_rules_cannot_do_is_refused():
         family.weight_perturbation(0.0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "setting"),
+    [
+        ("feedback_alignment", {"scale": "1"}),
+        ("pepita", {"scale": -1}),
+        ("forward_forward", {"threshold": float("nan")}),
+        ("weight_perturbation", {"sigma": 0.0}),
+        ("target_propagation", {"noise": -0.1}),
+        ("hsic_bottleneck", {"sigma": 0}),
+    ],
+)
+def test_settings_that_are_no_such_number_are_refused(rule, setting):
+    with pytest.raises(TpsgdError, match=f"{next(iter(setting))} must be a number"):
+        getattr(family, rule)(**setting)
+
+
 def test_random_numbers_depend_on_seed_block_epoch_and_batch_alone():
     def drawn(seed=0, block=0, epoch=0, batch=0):
         key = noise.noise_key(Key(seed, block))

@@ -168,7 +168,11 @@ def test_dfa_has_angles_of_its_error_signal():
         ((X, Y[:3], [linear_probe()]), "got 96 and 3"),
         ((X, Y, [linear_probe(), linear_probe()]), "different names"),
         ((X, Y, [3]), "must be functions"),
-        ((X, Y, [linear_probe()], 0), "every must be 1 or more"),
+        ((X, Y, [linear_probe()], 0), "every must be a whole number of epochs"),
+        ((X, Y, [linear_probe()], 1.5), "every must be a whole number of epochs"),
+        ((X.numpy(), Y, [linear_probe()]), "need tensors"),
+        ((X, Y, None), "must be functions or a dict"),
+        ((X, Y, [linear_probe()], 1, 3), "to must be a list"),
     ],
 )
 def test_mistakes_are_refused(arguments, said):

@@ -161,6 +161,8 @@ def search(
     data = check(data, [rule], restarts, factory, settings.get("loss"))
     many = [name for name in LENGTHS if isinstance(settings.get(name), list | tuple)]
     lengths = {name: _numbers(name, settings.pop(name), int) for name in many}
+    if empty := [name for name, values in lengths.items() if not values]:
+        raise TpsgdError(f"{empty[0]} needs a value to try, or more, got an empty list")
     common = with_lengths(Settings.of("search", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
@@ -168,7 +170,7 @@ def search(
     make = partial(factory, leak=leaks[0]) if leaks else factory
     maker = entry(rule).make if isinstance(rule, str) else None
     if not isinstance(rule, str | Rule | Arm):
-        rule, maker = rule(), rule
+        rule, maker = _made(rule), rule
     searched = arm_of(rule, common.order, make)
     scale = scale_of(searched.rule)
     if scales and not scale:
@@ -177,8 +179,10 @@ def search(
         scales = [scale * factor for factor in SCALES] if scale else []
     rates = _numbers("rates", rates_of(common.optimizer) if rates is None else rates)
     lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks, **lengths}
+    if not isinstance(fields or {}, Mapping):
+        raise TpsgdError(f"fields must be a dict of lists by their names, got {fields!r}")
     tried = {name: _by_word(name, values) for name, values in (fields or {}).items()}
-    if repeated := tried.keys() & {*lists}:
+    if repeated := tried.keys() & {"rate", *(name for name, values in lists.items() if values)}:
         raise TpsgdError(f"{min(repeated)} has a list of its own: leave it out of fields")
     lists |= {name: [*values] for name, values in tried.items()}
 
@@ -186,9 +190,9 @@ def search(
         if of_rule := {name: tried[name][values[name]] for name in values if name in tried}:
             arm = with_fields(arm, of_rule, maker)
         arm = replace(arm, **{name: values[name] for name in LENGTHS if name in values})
-        if "leak" in values:
+        if "leak" in values and "leak" not in tried:
             arm = replace(arm, factory=partial(factory, leak=values["leak"]))
-        if "scale" in values:
+        if "scale" in values and "scale" not in tried:
             arm = scaled(arm, values["scale"])
         if "rate" in values:
             arm = replace(arm, lr=values["rate"])
@@ -249,8 +253,28 @@ def _numbers(name: str, values: Sequence[Any], kind: Any = int | float) -> list[
 
 
 def _by_word(name: str, values: Sequence[Any]) -> dict[Any, Any]:
-    """Values to try by what stands for them in a record: themselves, or a name."""
+    """Values to try by what stands for them in a record: themselves, or a name.
+
+    A name that came before gets a number: normal codes of two deviations are two values.
+    """
     if not isinstance(values, list | tuple) or not values:
         raise TpsgdError(f"the field {name} needs a list of values to try, got {values!r}")
-    plain = (bool, int, float, str, type(None))
-    return {v if isinstance(v, plain) else getattr(v, "name", str(v)): v for v in values}
+    named: dict[Any, Any] = {}
+    for v in values:
+        if isinstance(v, bool | int | float | str | None):
+            named[v] = v
+            continue
+        word = getattr(v, "name", str(v))
+        named[f"{word} {len(named) + 1}" if word in named else word] = v
+    return named
+
+
+def _made(function: Any) -> Rule:
+    """The rule that a function makes with its own values."""
+    try:
+        rule = function()
+    except Exception as error:
+        raise TpsgdError(f"rule must be a rule or a function that makes one: {error}") from error
+    if not isinstance(rule, Rule):
+        raise TpsgdError(f"a function of a rule must return one, got a {type(rule).__name__}")
+    return rule

@@ -234,8 +234,6 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
     learns, target = rule.objective is not None, spec.target
     if learns and len(target.positions) > 1:
         raise TpsgdError(f"block {i + 1} ({block}) reads steps, and labels are those of pixels")
-    if rule.objective and rule.objective(Site((2,), 2, Key())).noise_at is not None:
-        raise TpsgdError(f"{rule.name} draws random numbers, which recurrent blocks have none of")
     if rule.signal is not Signal.LABEL:  # an error, which is 0 where there is no label
         target = replace(target, ignores=False)
     codes = _RecurrentCodes(i, spec, target)
@@ -275,6 +273,8 @@ class _RecurrentCodes:
         if rule.objective is None:
             return IDLE
         objective = self._draw_step(0, 0)
+        if objective.noise_at is not None:
+            raise TpsgdError(f"{rule.name} draws random numbers: recurrent blocks have none")
         objective = masked(objective) if self.masks else objective
         if not rule.per_step or self.diagonal:
             each = [self.of_step(way, 0) for way in range(1 + self.layer.bidirectional)]

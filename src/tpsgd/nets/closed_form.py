@@ -139,6 +139,8 @@ class ClosedForm:
         """The input of the next block; of a block that pools, computed once."""
         if saved.output:
             output = saved.output[0]
+        elif not self.block.tail:
+            output = saved.y
         else:
             with lowered(saved.y.device, self.precision):
                 output = self.block.onwards(Place.AFTER, saved.y)

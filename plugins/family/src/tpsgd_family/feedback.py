@@ -21,7 +21,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.objectives import BlockSignal, NetSignal, Objective, Place, Site
 from tpsgd.projections import uniform as uniform_numbers
 from tpsgd.rules import Rule
-from tpsgd_family.passes import following, forward, send_back
+from tpsgd_family.passes import check_number, following, forward, send_back
 
 Matrix = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # of a block's tensors and the next weight
 
@@ -56,6 +56,7 @@ def feedback_alignment(scale: float = 1.0) -> Rule:
         >>> feedback_alignment().needs_output
         True
     """
+    check_number("scale", scale)
 
     def objective(site: Site) -> Objective:
         return following(drawn(site, scale))

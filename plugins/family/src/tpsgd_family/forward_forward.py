@@ -23,6 +23,7 @@ from tpsgd.maths.noise import below
 from tpsgd.nets.cuts.split import split
 from tpsgd.objectives import BlockSignal, LossAndGrads, NetSignal, Objective, Place, Site
 from tpsgd.rules import Rule
+from tpsgd_family.passes import check_number
 
 
 class TrueAndFalse(NetSignal):
@@ -116,6 +117,9 @@ def forward_forward(threshold: float = 1.0, strength: float = 1.0) -> Rule:
         >>> forward_forward().needs_output
         False
     """
+
+    check_number("threshold", threshold)
+    check_number("strength", strength)
 
     def objective(site: Site) -> Objective:
         return goodness_loss(threshold * prod(site.shape))

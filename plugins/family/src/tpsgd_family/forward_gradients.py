@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.noise import normal
 from tpsgd.nets.modes import statistics_restored
 from tpsgd.objectives import BlockSignal, LossAndGrads, NetSignal, Objective, Place, Site
 from tpsgd.rules import Rule, readout
-from tpsgd_family.passes import following, forward, loss_of, refuse_unsuited, run
+from tpsgd_family.passes import check_number, following, forward, loss_of, refuse_unsuited, run
 
 Weights = list[dict[str, Tensor]]  # of every block, by their names in it
 
@@ -151,8 +150,7 @@ def forward_gradient(activations: bool = False) -> Rule:
 
 def weight_perturbation(sigma: float = 1e-3) -> Rule:
     """The change of the loss under a random change of all weights, times this change."""
-    if not 0 < sigma < float("inf"):
-        raise TpsgdError(f"sigma must be a number above 0, got {sigma}")
+    check_number("sigma", sigma)
     name, about = "weight-perturbation", "difference of two losses along random weights, times them"
     signal, options = InWeights(name, sigma), f"sigma {sigma:g}"
     return Rule(name, _nothing, signal=signal, at=Place.BEFORE, about=about, options=options)

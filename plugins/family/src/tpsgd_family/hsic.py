@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tpsgd.common.errors import TpsgdError
 from tpsgd.objectives import BlockSignal, NetSignal, Objective, Site
 from tpsgd.rules import Rule
+from tpsgd_family.passes import check_number
 
 EPSILON = 1e-5
 
@@ -49,6 +50,9 @@ def kernel(a: Tensor, sigma: float) -> Tensor:
 
 def hsic_bottleneck(beta: float = 500.0, sigma: float = 5.0) -> Rule:
     """Output that depends on the label and not on the input (Ma, Lewis & Kleijn 2020)."""
+
+    check_number("beta", beta, zero=True)
+    check_number("sigma", sigma)
 
     def loss(y: Tensor, s: tuple[Tensor, Tensor]) -> Tensor:
         own = kernel(y.flatten(1), sigma)

@@ -1,6 +1,7 @@
 """Passes through a net that the rules share: forward with every input kept, and back by a block."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,14 @@ from tpsgd.nets.modes import statistics_restored
 from tpsgd.objectives import LossAndGrads, Objective, Place
 
 ACTIVATED = Place.AFTER, Place.END
+
+
+def check_number(name: str, value: Any, zero: bool = False) -> None:
+    """Refuse what is no finite number above 0, or with `zero` 0 itself."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        least = "0 or more" if zero else "above 0"
+        raise TpsgdError(f"{name} must be a number {least}, got {value!r}")
 
 
 class Forward(NamedTuple):

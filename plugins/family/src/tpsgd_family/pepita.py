@@ -18,7 +18,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.objectives import BlockSignal, NetSignal, Objective, Place, Site, aim
 from tpsgd.projections import uniform
 from tpsgd.rules import Rule
-from tpsgd_family.passes import following, forward
+from tpsgd_family.passes import check_number, following, forward
 
 
 class TwoPasses(NetSignal):
@@ -55,6 +55,8 @@ def pepita(scale: float = 0.05) -> Rule:
         >>> pepita().signal.needs_output
         True
     """
+
+    check_number("scale", scale)
 
     def objective(site: Site) -> Objective:
         if site.key.block:

@@ -22,7 +22,7 @@ from tpsgd.maths.noise import normal
 from tpsgd.objectives import BlockSignal, NetSignal, Objective, Place, Site
 from tpsgd.rules import Rule
 from tpsgd_family.feedback import drawn
-from tpsgd_family.passes import forward, send_back
+from tpsgd_family.passes import check_number, forward, send_back
 
 
 class Targets(NetSignal):
@@ -63,6 +63,9 @@ def target_propagation(step: float = 0.5, noise: float = 0.1) -> Rule:
     `step` is how far the last hidden block's target is from its output, `noise` the deviation of
     what the inverses learn to undo.
     """
+
+    check_number("step", step)
+    check_number("noise", noise, zero=True)
 
     def loss(y: Tensor, s: tuple[Tensor, ...], V: Tensor, c: Tensor) -> Tensor:
         target, noisy, seen = s

@@ -78,12 +78,19 @@ class Probes:
     rows: list[Row] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.x, Tensor) and isinstance(self.y, Tensor)):
+            kinds = f"{type(self.x).__name__} and {type(self.y).__name__}"
+            raise TpsgdError(f"probes need tensors of samples x and labels y, got {kinds}")
         if len(self.x) != len(self.y) or len(self.x) < 2:
             sizes = f"{len(self.x)} and {len(self.y)}"
             raise TpsgdError(f"probes need a batch x and its labels y, got {sizes} of them")
-        if self.every < 1:
-            raise TpsgdError(f"every must be 1 or more epochs, got {self.every}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise TpsgdError(f"every must be a whole number of epochs from 1 on, got {self.every}")
+        if not isinstance(self.to, Sequence) or not all(map(callable, self.to)):
+            raise TpsgdError(f"to must be a list of functions of a row, got {self.to}")
         named = self.measures
+        if not isinstance(named, (Mapping, Sequence)) or isinstance(named, str):
+            raise TpsgdError(f"measures must be functions or a dict of them, got {named!r}")
         if not isinstance(named, Mapping):
             named = {getattr(f, "__name__", type(f).__name__): f for f in named}
         if len(named) < len(self.measures) or not all(map(callable, named.values())):

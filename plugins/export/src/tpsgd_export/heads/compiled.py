@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd_export.heads.source import encoder_name
 from tpsgd_export.to_c.compiled import FLAGS, compiler
 
 ERRORS = ("OK", "BAD_INPUT", "BAD_LABEL", "BAD_WEIGHT", "NO_SPACE")
@@ -156,8 +157,9 @@ def _texts(folder: Path, name: str) -> dict[str, str]:
         raise TpsgdError(
             f"{folder} has no {name}.h and {name}.c: tpsgd.export.one_pass writes them"
         )
-    net = [folder / each for each in ("net.h", "net.c", "tpsgd.h")]
-    needed = own + net * ('#include "net.h"' in own[0].read_text(encoding="utf-8"))
+    net = encoder_name(name)
+    encoder = [folder / f"{net}{end}" for end in (".h", ".c", "_tpsgd.h")]
+    needed = own + encoder * (f'#include "{net}.h"' in own[0].read_text(encoding="utf-8"))
     return {path.name: path.read_text(encoding="utf-8") for path in needed}
 
 

@@ -73,7 +73,8 @@ def one_pass(
         inputs: `data.inputs`: the header names the columns, and if they were scaled, `head_scale`
             does the same on the device.
         seed: of the projection.
-        name: what the files and all names in them begin with.
+        name: what the files and all names in them begin with, those of the encoder with
+            `head_net`.
         overwrite: replace an earlier export.
 
     Examples:
@@ -83,6 +84,8 @@ def one_pass(
         True
     """
     shape = check_shape(shape)
+    if not isinstance(classes, (int, Sequence)) or isinstance(classes, str):
+        raise TpsgdError(f"classes must be how many there are, or their names, got {classes!r}")
     names = () if isinstance(classes, int) else tuple(map(str, classes))
     encoder = None if model is None else read_encoder(model, shape)
     count: Any = classes if isinstance(classes, int) else len(names)

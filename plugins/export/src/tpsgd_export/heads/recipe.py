@@ -1,6 +1,5 @@
 """The sizes and constants of a head that learns in one pass, and the bytes that they take."""
 
-import re
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -9,12 +8,12 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap
+from tpsgd_export.to_c.names import check_name
 
 GOLDEN = 0x9E3779B9
 COUNTERS = 16  # bytes of a state: fingerprint, classes, samples, checksum
 MOST_FEATURES, MOST_CLASSES = 4096, 65_535
 MOST_NUMBERS = 1 << 20  # of a sample
-NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ class HeadRecipe:
         _check_number("forgetting", self.forgetting, 0.5, 1.0)
         _check_number("bound", self.bound, 1.0, 1e6)
         _check_number("scale", self.scale, 1e-9, 1e9)
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise TpsgdError(f"name must be a word of C in small letters, got {self.name!r}")
+        check_name(self.name)
         if self.name in ("net", "tpsgd"):
             raise TpsgdError(f"name={self.name!r} is that of the net's own files: take another")
         if self.units > MOST_FEATURES + 1:

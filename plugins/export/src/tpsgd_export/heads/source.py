@@ -16,6 +16,7 @@ from tpsgd_export.heads.recipe import HeadRecipe
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import check_shape, read_model
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
+from tpsgd_export.to_c.names import named
 from tpsgd_export.to_c.source import LICENCE, array, comment, filled, number
 from tpsgd_export.to_c.source import sources as net_sources
 
@@ -28,7 +29,7 @@ class Encoder:
     """A frozen net whose last hidden output a head reads.
 
     Args:
-        texts: its C, with an unused last layer of one output.
+        texts: its C, with an unused last layer of one output, as that of a net called `net`.
         memory: its bytes.
         inputs: numbers of a sample.
         outputs: numbers that it gives.
@@ -71,8 +72,12 @@ def read_encoder(model: nn.Module, shape: Sequence[int]) -> Encoder:
 
 def encoded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What an encoder makes of samples, as rows of numbers."""
-    with torch.no_grad(), modes_restored(model):
-        features = model.eval()(x)
+    try:
+        with torch.no_grad(), modes_restored(model):
+            features = model.eval()(x)
+    except RuntimeError as error:
+        shape = tuple(x.shape[1:])
+        raise TpsgdError(f"the encoder does not take samples of shape {shape}: {error}") from error
     if features.dim() != 2:
         raise TpsgdError(
             f"the encoder must give one row of numbers for each sample, not {tuple(features.shape)}"
@@ -124,7 +129,12 @@ def sources(
         "fingerprint": f"0x{recipe.fingerprint ^ (encoder.fingerprint if encoder else 0):08X}u",
     } | _scaling(recipe.name, samples, inputs)
     own = {f"{recipe.name}.{end}": filled(f"one_pass.{end}", words) for end in ("h", "c")}
-    return own | (encoder.texts if encoder else {})
+    return own | (named(encoder.texts, encoder_name(recipe.name)) if encoder else {})
+
+
+def encoder_name(name: str) -> str:
+    """What the names of the encoder begin with, in front of a head of this name."""
+    return f"{name}_net"
 
 
 def _scaling(name: str, samples: SampleFormat, inputs: int) -> dict[str, Any]:

@@ -107,18 +107,11 @@ def c(
         >>> exported.memory.ram_bytes
         11132
     """
-    check_word("codes", codes, ("auto", "hash", "flash", "binary"))
-    check_word("files", files, ("plain", "arduino", "zephyr"))
-    check_word("numbers", numbers, ("float32", "int8", "int16"))
-    check_word("frozen", frozen, ("float32", "int8"))
+    _check_words(codes, files, numbers, frozen)
     check_name(name)
-    if not 0 <= least <= 1:
+    if not isinstance(least, (int, float)) or not 0 <= least <= 1:
         raise TpsgdError(f"least must be a share from 0 to 1, got {least!r}")
     floats = numbers == "float32"
-    if not floats and codes not in ("auto", "binary"):
-        raise TpsgdError(
-            f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
-        )
     learning: Any = readout() if rule is None and not floats else as_rule(rule)
     if codes == "binary" or not floats:
         learning = with_binary_codes(learning)
@@ -135,8 +128,6 @@ def c(
         learning, recipe = plain, read_model(model, plain, shape, **settings)
     check_library(files, recipe, floats, name)
     if frozen == "int8":
-        if not floats:
-            raise TpsgdError(f"frozen='int8' is for a net of floats: all of this one is {numbers}")
         recipe = with_small_weights(recipe)
     net = None
     if floats:
@@ -175,6 +166,22 @@ def c(
 def as_rule(rule: Any) -> Any:
     """A rule, or one for each block; "backprop" is one of exported C only."""
     return BACKPROP if rule == BACKPROP.name else resolve(rule)
+
+
+def _check_words(codes: str, files: str, numbers: str, frozen: str) -> None:
+    """Refuse words that an export does not know, or not together."""
+    check_word("codes", codes, ("auto", "hash", "flash", "binary"))
+    check_word("files", files, ("plain", "arduino", "zephyr"))
+    check_word("numbers", numbers, ("float32", "int8", "int16"))
+    check_word("frozen", frozen, ("float32", "int8"))
+    if numbers == "float32":
+        return
+    if codes not in ("auto", "binary"):
+        raise TpsgdError(
+            f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
+        )
+    if frozen == "int8":
+        raise TpsgdError(f"frozen='int8' is for a net of floats: all of this one is {numbers}")
 
 
 def check_word(name: str, word: str, words: Sequence[str]) -> None:

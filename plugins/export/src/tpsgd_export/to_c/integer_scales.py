@@ -395,8 +395,9 @@ def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> 
     log_gain = factor(gain * log2(np.e) * 2.0 ** (LOG_POINT - logits_at))
     if not 0 <= log_gain.point <= 40:
         raise TpsgdError(
-            f"{who}: logits with a gain of {gain:.3g} do not fit into integers; leave scale= of "
-            "the readout to its calibration"
+            f"{who}: logits with a gain of {gain:.3g} on outputs up to "
+            f"{rehearsed.largest_output:.3g} do not fit into integers; take a smaller rate=, or "
+            "leave scale= of the readout to its calibration"
         )
     slope = 1.0 if block.activation in ("none", "tanh") else block.slope
     bias = block.parameters.get("bias")

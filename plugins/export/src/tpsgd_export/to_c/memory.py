@@ -263,7 +263,7 @@ def _operations(recipe: StepRecipe) -> int:
     total = 0
     for block in (b for b in recipe.blocks if b.recurrent or not recipe.recurrent):
         products = block.weights if block.recurrent else block.size * fan_in(block)
-        carried = recipe.backprop and block.number > 0
+        carried = recipe.backprop and any(b.learns for b in recipe.blocks[: block.number])
         total += products * (1 + block.learns + carried)
         if block.local and block.local.name == "readout":
             total += (2 + block.local.learned) * recipe.outputs * block.local.codes.size

@@ -14,6 +14,12 @@ USUAL = "net"
 LONGEST = 31  # characters that every linker tells apart
 OWN = re.compile(r"\b(net|tps|NET|TPS|TPSGD(?=_H\b))_(?=\w)|\b(net|tpsgd)(?=\.[ch]\b)")
 KERNELS = re.compile(r"(?:(\w+)_)?tpsgd\.h")
+HEADERS = (  # of C, which a file of the same name would hide from programs around it
+    *("assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits"),
+    *("locale", "math", "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef"),
+    *("stdint", "stdio", "stdlib", "string", "tgmath", "threads", "time", "uchar", "wchar"),
+    "wctype",
+)
 OF_FILE = re.compile(r"^static (?:const )?\w+ \**(\w+)(?=[\[(]| =)", re.MULTILINE)
 
 
@@ -25,6 +31,8 @@ def check_name(name: str) -> str:
         )
     if len(name) > LONGEST:
         raise TpsgdError(f"name must have {LONGEST} characters at most, got {len(name)}")
+    if name in HEADERS:
+        raise TpsgdError(f"name={name!r} would hide {name}.h of C: take another")
     return name
 
 

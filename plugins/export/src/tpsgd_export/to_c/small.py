@@ -22,6 +22,14 @@ def with_small_weights(recipe: StepRecipe) -> StepRecipe:
             "frozen='int8' is for layers that do not learn, and all of these do: freeze some with "
             "requires_grad_(False) or rules.frozen(), or leave it out"
         )
+    first = next(block.number for block in recipe.blocks if block.learns)
+    behind = [b for b in recipe.blocks if b.number > first and not b.learns]
+    if recipe.backprop and behind:
+        raise TpsgdError(
+            f"frozen='int8' is for layers that no error goes back through, and that of backprop "
+            f"goes through block {behind[0].number + 1} ({behind[0].name}): leave it out, or "
+            "freeze the layers before it, too"
+        )
     blocks = [block if block.learns else _rounded(block) for block in recipe.blocks]
     return replace(recipe, blocks=tuple(blocks))
 

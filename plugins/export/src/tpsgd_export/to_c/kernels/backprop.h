@@ -105,6 +105,14 @@ TPS_HOT void tps_back_dense(const tps_block *b, const tps_rate *r, float *weight
 }
 #endif
 
+/* Whether a block before block i learns, which the error must reach */
+TPS_HOT int tps_learns_before(const tps_net *net, uint32_t i)
+{
+    while (i--)
+        if (net->blocks[i].local != TPS_FROZEN) return 1;
+    return 0;
+}
+
 /* Block i on the way back: dz lies where its output lay, and where its input lies, dz of the block
  * before it will. */
 TPS_HOT void tps_back(const tps_net *net, uint32_t i, float *weights, float *moments, float *ticks,
@@ -113,7 +121,8 @@ TPS_HOT void tps_back(const tps_net *net, uint32_t i, float *weights, float *mom
     const tps_block *b = net->blocks + i;
     const uint32_t units = i + 1 == net->count ? net->classes : b->units, count = net->batch * b->inputs;
     const int own = b->local != TPS_FROZEN && learns >> i & 1u;
-    float *error = i ? net->arena + net->logits : 0, *y = net->arena + b->output, *before;
+    float *error = tps_learns_before(net, i) ? net->arena + net->logits : 0;
+    float *y = net->arena + b->output, *before;
     uint32_t k;
 #ifdef TPS_ADAM
     tps_rate r = {lr, 1.0f, moments, net->params};
@@ -122,13 +131,14 @@ TPS_HOT void tps_back(const tps_net *net, uint32_t i, float *weights, float *mom
     tps_rate r = {lr, 1.0f, moments, net->params};
 #endif
     (void)ticks;
+    if (!own && !error) return;
     for (k = 0; k < count && error; k++) error[k] = 0.0f;
 #ifdef TPS_SGD
     if (net->batch == 1 && !b->convolution) tps_back_dense(b, &r, weights, x, y, error, own, units);
     else
 #endif
         tps_back_units(net, b, &r, weights, x, y, error, own, units);
-    if (!i) return;
+    if (!error) return;
     before = net->arena + b[-1].output;
     for (k = 0; k < count; k++) before[k] = error[k] * tps_slope(b - 1, before[k]);
 }

@@ -98,8 +98,8 @@ static int ${n}_usable(const float *x, uint32_t count)
 static int ${n}_read(${n}_arena *a, const float *x)
 {
 @encoder     float unused[1];
-@encoder     net_begin(&a->encoder);
-@encoder     if (net_forward(&a->encoder, &a->net, x, unused)) return ${N}_BAD_INPUT;
+@encoder     ${n}_net_begin(&a->encoder);
+@encoder     if (${n}_net_forward(&a->encoder, &a->net, x, unused)) return ${N}_BAD_INPUT;
 @encoder     x = a->net.numbers + $output;
     return ${n}_features(x, a->h) ? ${N}_OK : ${N}_BAD_INPUT;
 }

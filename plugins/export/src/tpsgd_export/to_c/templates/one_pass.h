@@ -4,7 +4,7 @@ $summary
 #define ${N}_H
 
 #include <stdint.h>
-@encoder #include "net.h" /* the frozen encoder, whose weights are in flash */
+@encoder #include "${n}_net.h" /* the frozen encoder, whose weights are in flash */
 
 #define ${N}_INPUT $inputs /* numbers of a sample */
 @encoder #define ${N}_ENCODED $encoded /* numbers that the encoder gives */
@@ -34,8 +34,8 @@ typedef struct { /* all that lasts */
 
 typedef struct { /* scratch: nothing in it lasts */
     float h[${N}_UNITS], gain[${N}_UNITS], errors[${N}_CLASSES];
-@encoder     net_state encoder;
-@encoder     net_arena net;
+@encoder     ${n}_net_state encoder;
+@encoder     ${n}_net_arena net;
 } ${n}_arena;
 
 /* A compiler refuses this line if the bytes are not those that were planned. */
