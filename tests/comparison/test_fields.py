@@ -146,7 +146,7 @@ def test_a_field_may_have_the_name_of_a_list_that_is_empty(digits):
         ({"fields": {"features": [-1]}}, "features"),
         ({"fields": {"at": ["inside"]}}, "at must be one of before, after, end, got 'inside'"),
         ({"fields": {"projection": ["x"]}}, "projection must be one of normal, uniform, binary"),
-        ({"fields": {"at": [3]}}, "looks at a tpsgd.Place"),
+        ({"fields": {"at": [3]}}, "at must be a tpsgd.Place"),
         ({"fields": ["features"]}, "fields must be a dict of lists"),
         ({"epochs": []}, "epochs needs a value to try"),
         ({"rule": lambda: 3}, "must return one, got a int"),
@@ -157,3 +157,8 @@ def test_mistakes_are_refused_before_anything_is_trained(options, message, digit
     monkeypatch.setattr(Arm, "train", None)
     with pytest.raises(tpsgd.TpsgdError, match=message):
         tpsgd.search(digits, NET, **({"rule": "readout"} | options))
+
+
+def test_a_rule_looks_at_a_place():
+    with pytest.raises(tpsgd.TpsgdError, match="at must be a tpsgd.Place.*got 'after'"):
+        rules.readout(at="after")  # type: ignore[arg-type]

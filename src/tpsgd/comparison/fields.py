@@ -57,8 +57,6 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
             raise TpsgdError(f"{arm.name} does not take {chosen}: {error}") from error
     for name in values.keys() - names:
         rule = _replaced(rule, name, values[name], names)
-    if not isinstance(rule.at, Place):
-        raise TpsgdError(f"{rule.name} looks at a tpsgd.Place of a block, not at {rule.at!r}")
     return replace(arm, rule=rule)
 
 
