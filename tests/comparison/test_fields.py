@@ -160,5 +160,5 @@ def test_mistakes_are_refused_before_anything_is_trained(options, message, digit
 
 
 def test_a_rule_looks_at_a_place():
-    with pytest.raises(tpsgd.TpsgdError, match="at must be a tpsgd.Place.*got 'after'"):
+    with pytest.raises(tpsgd.TpsgdError, match=r"at must be a tpsgd.Place.*got 'after'"):
         rules.readout(at="after")  # type: ignore[arg-type]
