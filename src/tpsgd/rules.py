@@ -83,6 +83,10 @@ class Rule:
     def __str__(self) -> str:
         return f"{self.name}: {self.options}, {self.at.value}, {self.loss.name}"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.at, Place):
+            raise TpsgdError(f"at must be a tpsgd.Place, such as Place.AFTER, got {self.at!r}")
+
     @property
     def needs_output(self) -> bool:
         """Whether blocks can only learn once the network's output is known (update locking)."""

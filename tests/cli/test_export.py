@@ -221,5 +221,7 @@ def test_a_head_of_one_pass_is_written_within_a_budget(says):
     assert "#define HEAD_CLASSES 12" in Path("head/head.h").read_text()
     status, _, error = says(*words)
     assert status and "head" in error  # it is there already
+    status, out, error = says(*words, "--name", "gait", "--overwrite")
+    assert status == 0 and "head/gait.h" in out, error
     status, _, error = says(*words, "--features", "90", "--overwrite")
     assert status and "a head of 90 features needs" in error

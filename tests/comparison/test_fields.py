@@ -58,6 +58,15 @@ def test_arguments_of_a_function_make_the_rule_anew():
     assert both.rule == replace(rules.readout(True, features=9), loss=tpsgd.mse)
 
 
+def test_words_stand_for_places_projections_and_losses():
+    arm = Arm("a", rules.readout())
+    words = {"at": "before", "projection": "binary", "loss": "mse"}
+    expected = replace(rules.readout(at=Place.BEFORE, projection=binary()), loss=tpsgd.mse)
+    assert with_fields(arm, words, rules.readout).rule == expected
+    of_value = with_fields(arm, {"at": "end", "loss": "bce"}).rule
+    assert of_value and of_value.at is Place.END and of_value.loss is tpsgd.losses.bce
+
+
 def test_a_rule_of_a_file_is_a_word_everywhere(file, digits):
     assert arm(file).name == "my-lls" and arm(file).rule.options == rules.lls().options
     assert rule_of_file(file, temperature=2.0).options == rules.lls(2.0).options
@@ -135,6 +144,9 @@ def test_a_field_may_have_the_name_of_a_list_that_is_empty(digits):
         ({"fields": {"rate": [1]}}, "rate has a list of its own"),
         ({"epochs": [0.5]}, "epochs must be a list of whole numbers above 0"),
         ({"fields": {"features": [-1]}}, "features"),
+        ({"fields": {"at": ["inside"]}}, "at must be one of before, after, end, got 'inside'"),
+        ({"fields": {"projection": ["x"]}}, "projection must be one of normal, uniform, binary"),
+        ({"fields": {"at": [3]}}, "at must be a tpsgd.Place"),
         ({"fields": ["features"]}, "fields must be a dict of lists"),
         ({"epochs": []}, "epochs needs a value to try"),
         ({"rule": lambda: 3}, "must return one, got a int"),
@@ -145,3 +157,8 @@ def test_mistakes_are_refused_before_anything_is_trained(options, message, digit
     monkeypatch.setattr(Arm, "train", None)
     with pytest.raises(tpsgd.TpsgdError, match=message):
         tpsgd.search(digits, NET, **({"rule": "readout"} | options))
+
+
+def test_a_rule_looks_at_a_place():
+    with pytest.raises(tpsgd.TpsgdError, match=r"at must be a tpsgd.Place.*got 'after'"):
+        rules.readout(at="after")  # type: ignore[arg-type]

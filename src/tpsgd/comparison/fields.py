@@ -11,7 +11,16 @@ from typing import Any
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.files import load_function
 from tpsgd.engine.arm import Arm
+from tpsgd.losses import ALL as LOSSES
+from tpsgd.objectives import Place
+from tpsgd.projections import binary, normal, orthogonal, per_filter, uniform
 from tpsgd.rules import Rule
+
+WORDS: dict[str, Mapping[str, Any]] = {  # that stand for values of a type
+    "Place": {place.name.lower(): place for place in Place},
+    "Projection": {f.__name__: f() for f in (normal, uniform, binary, orthogonal, per_filter)},
+    "Loss": LOSSES,
+}
 
 
 def rule_of_file(word: str, **values: Any) -> Rule:
@@ -36,24 +45,39 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
     arguments = signature(make).parameters if make else {}
     free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments.values())
     names = {*values} if free else {*arguments}
-    if make is not None and (chosen := {k: v for k, v in values.items() if k in names}):
+    chosen = {
+        name: in_words(name, value, arguments[name].annotation if name in arguments else "")
+        for name, value in values.items()
+        if name in names
+    }
+    if make is not None and chosen:
         try:
             rule = make(**chosen)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise TpsgdError(f"{arm.name} does not take {chosen}: {error}") from error
     for name in values.keys() - names:
         rule = _replaced(rule, name, values[name], names)
     return replace(arm, rule=rule)
 
 
+def in_words(name: str, value: Any, kind: Any) -> Any:
+    """A value; where a place, a projection or a loss belongs, a word stands for one of these."""
+    known = next((words for type_, words in WORDS.items() if type_ in str(kind)), None)
+    if known is None or not isinstance(value, str):
+        return value
+    if value not in known:
+        raise TpsgdError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return known[value]
+
+
 def _replaced(rule: Rule, name: str, value: Any, arguments: set[str]) -> Rule:
     """A rule with another field of its own or of its objective."""
     labels = {"name", "about", "options", "objective"}
-    of_rule = {f.name for f in fields(rule)} - labels
+    of_rule = {f.name: f.type for f in fields(rule) if f.name not in labels}
     objective: Any = rule.objective
     of_objective = set(getattr(objective, "__dataclass_fields__", ()))
     if name in of_rule:
-        return replace(rule, **{name: value})
+        return replace(rule, **{name: in_words(name, value, of_rule[name])})
     if name not in of_objective:
         known = sorted({*of_rule, *of_objective, *arguments})
         raise TpsgdError(f"{rule.name} has no field {name!r}: {suggestion(name, known)}")

@@ -274,6 +274,6 @@ def _search_model(
 
     lines.append(f"to train it: {command}")
     if of_rule:
-        shown = ", ".join(f"{name}={value!r}" for name, value in of_rule.items())
+        shown = ", ".join(f"{name}={value}" for name, value in of_rule.items())
         lines.append(f"the function of the rule takes {shown}: in Python, or in FILE.py:FUNCTION")
     return record, lines, write

@@ -22,6 +22,7 @@ def export_one_pass(
     forgetting: Annotated[float, option("What older samples count after a wrong answer.")] = 1.0,
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
     seed: Annotated[int, option("Of the projection.", min=0)] = 0,
+    name: Annotated[str, option("What all names in the C begin with.")] = "head",
     overwrite: Overwrite = False,
 ) -> None:
     """C99 that learns from each sample once: least squares on random features, without a rate."""
@@ -34,6 +35,6 @@ def export_one_pass(
         exported = export.one_pass(
             out, shape=data.shape, classes=data.classes, features=features, ram=ram, ridge=ridge,
             forgetting=forgetting, spare=spare, samples=data.train[0][:CALIBRATION],
-            inputs=data.inputs, seed=seed, overwrite=overwrite,
+            inputs=data.inputs, seed=seed, name=name, overwrite=overwrite,
         )  # fmt: skip
     print(exported)
