@@ -101,7 +101,7 @@ class Arm:
 
 
 MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
-FORWARD = Arm(family.forward_forward, GOOD, rates=(1e-3, 2e-3, 4e-3), epochs=60, search_epochs=5)
+FORWARD = Arm(family.forward_forward, GOOD, rates=(3e-4, 1e-3, 3e-3), epochs=60, search_epochs=15)
 PEPITA = Arm(
     family.pepita, lambda: he_uniform(perceptron(784, 1024, 10, bias=False)), MOMENTUM,
     (0.03, 0.1, 0.3, 1.0), 100, 3, 64,
