@@ -4,6 +4,7 @@ Planned RAM is compared with the map file of the linker, and the learned weights
 same program on this machine, bit for bit. Instructions are QEMU's, not cycles of a processor.
 """
 
+import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -205,7 +206,12 @@ def in_c(case: Case, train: Samples, test: Samples, rate: float, seed: int) -> f
         folder = Path(place)
         case.write(folder, seed)
         written(train, test, rate)(folder)
-        return int(emulated.on_host(folder)["right"]) / len(test[1])
+        try:
+            return int(emulated.on_host(folder)["right"]) / len(test[1])
+        except subprocess.CalledProcessError as error:
+            if error.cmd[0] != str(folder / "learn"):
+                raise
+            return 0.0  # the net diverged
 
 
 def by_backprop(net: str, train: Samples, test: Samples, rate: float, seed: int) -> float:
