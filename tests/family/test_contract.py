@@ -12,6 +12,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError, check_rule, rules
+from tpsgd.comparison.arms import arm
 from tpsgd.maths import noise
 from tpsgd.maths.random import Key
 from tpsgd.objectives import BlockSignal, NetSignal, Objective
@@ -349,3 +350,10 @@ def test_check_rule_finds_a_signal_that_lies_or_repeats_nothing():
 def test_the_orders_that_suit_the_rules_are_chosen():
     run = train(mlp(6, 5, 3), points(), family.hsic_bottleneck())
     assert run.settings["order"] == simultaneous.__name__
+
+
+@pytest.mark.parametrize("word", RULES)
+def test_a_comparison_trains_every_rule(word):
+    chosen = arm(RULES[word](), sequential)
+    assert chosen.epochs is None  # those of all arms, also where the last layer does not learn
+    assert chosen.order is (simultaneous if chosen.rule.needs_net else sequential)

@@ -105,9 +105,9 @@ def arm(what: str | Rule | Arm, order: Order | None = None, factory: Factory | N
     rule = rules.resolve(what)
     if not isinstance(rule, Rule):
         raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(rule).__name__}")
-    if not rule.head:  # nothing learns
+    if not rule.head and rule.objective is None:  # nothing learns
         return Arm(rule.name, rule, simultaneous, epochs=0)
-    return Arm(rule.name, rule, simultaneous if rule.needs_output else order)
+    return Arm(rule.name, rule, simultaneous if rule.needs_net else order)
 
 
 def all_words(factory: Factory) -> tuple[list[str], list[str]]:
