@@ -261,7 +261,8 @@ class Site:
         dtype: their number format.
         recurrent: the output is the state of a recurrent layer; `key.step` is the time step.
         redraw: do not store P; compute its rows whenever they are needed.
-        input, behind: the shape that enters the block, and that of the weight behind it, or ().
+        behind: the shape of the weight behind the block, or ().
+        input: the shape that enters the block.
     """
 
     shape: tuple[int, ...]
