@@ -96,14 +96,14 @@ def on_board(folder: Path, name: str, optimise: str = "-O2") -> dict[str, str]:
         raise RuntimeError(f"{name} ended with status {ran.returncode}: {ran.stderr[-300:]}")
     said = _said(ran.stdout + ran.stderr)
     for what in ("step", "inference"):
-        ticks = int(said.pop(what))
+        ticks = int(said.pop(what, 0))
         if board.instructions:
             said[what] = str(ticks * board.instructions)
     return said | _sizes(folder) | _linked(elf, objects[:-2])
 
 
 def _said(text: str) -> dict[str, str]:
-    return dict(line.split() for line in text.strip().splitlines())
+    return dict(line.split()[:2] for line in text.strip().splitlines())  # "right 350 of 359"
 
 
 def _linked(elf: Path, objects: list[Path]) -> dict[str, str]:

@@ -154,7 +154,10 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path, monkeypatch):
 def test_earlier_results_are_refused_unless_they_may_be_replaced(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with (
-        pytest.raises(TpsgdError, match=r"run.json is already there.*another name.*--overwrite"),
+        pytest.raises(
+            TpsgdError,
+            match=r"run.json is already there.*another name.*overwrite=True \(--overwrite\)",
+        ),
         output_folder(tmp_path, ("model.pt", "run.json"), overwrite=False),
     ):
         pass

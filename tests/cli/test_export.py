@@ -43,6 +43,7 @@ def test_c_prints_the_bytes_and_writes_a_net_that_learns(says):
         (("--rule", "zorb"), "no local rule"),
         (("--activation", "gelu"), "GELU is not exported"),
         (("--numbers", "int4"), "float32, int8, int16"),
+        (("--rule", "backprop", "--numbers", "int8"), "backprop is exported as float32"),
     ],
 )
 def test_mistakes_are_one_sentence_and_nothing_is_written(says, words, sentence):
@@ -57,6 +58,17 @@ def test_a_saved_model_is_exported_with_its_weights(says):
     model = tpsgd.load("model").model
     first = next(p for p in model.parameters()).detach().flatten()
     assert first.equal(CompiledNet("net").weights[: first.numel()])
+    words = ("--model", "model", "--data", "digits", "--rule", "backprop", "--out", "control")
+    status, out, error = says("export", "c", *words)
+    assert status == 0 and "rule backprop" in out, error
+    assert first.equal(CompiledNet("control").weights[: first.numel()])
+    assert "backprop" in Path("control/net.h").read_text()
+
+
+@pytest.mark.parametrize("command, out", [("page", "a.html"), ("onnx", "step.onnx")])
+def test_the_control_is_written_as_c_only(says, command, out):
+    status, _, error = says("export", command, *SMALL, "--rule", "backprop", "--out", out)
+    assert status == 2 and "as C only: tpsgd export c" in error and not Path(out).exists()
 
 
 def test_a_folder_that_is_not_there(says):

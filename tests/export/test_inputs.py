@@ -82,6 +82,7 @@ def test_a_feature_that_float32_has_no_digits_for_is_a_warning(tmp_path):
         ({"scaling": {"shift": [1.0], "scale": [0.0]}}, None, "other than 0"),
         ({"scaling": {"shift": ["a"], "scale": [0.0]}}, None, "without numbers"),
         ([3], None, "data.inputs"),
+        ({"shape": [3], "foo": 1}, None, "inputs= has 'foo'"),
         (None, ("a", "b"), "2 names"),
     ],
 )

@@ -406,3 +406,39 @@ def test_what_makes_no_head_is_refused_and_nothing_is_written(changes, words, tm
 def test_an_encoder_that_is_not_exported_is_refused():
     with pytest.raises(TpsgdError, match="GELU"):
         read_encoder(nn.Sequential(nn.Linear(4, 4), nn.GELU()), (4,))
+
+
+PREDICTS = """
+#include <stdio.h>
+#include "head.h"
+static head_state state;
+static head_arena arena;
+int main(void)
+{
+    static const float samples[3][2] = {{2, 0}, {0, 2}, {-2, -2}}, bad[2] = {2e9f, 0};
+    float scores[HEAD_CLASSES];
+    uint16_t i, label;
+    head_begin(&state);
+    for (i = 0; i < 3; i++) head_learn(&state, &arena, samples[i], i, 1.0f);
+    for (i = 3; i-- > 0;)
+        if (!head_predict(&state, &arena, samples[i], scores, &label))
+            puts(head_class_names[label]);
+    printf("%d [%s]\\n", head_predict(&state, &arena, bad, scores, &label), head_class_names[3]);
+    return 0;
+}
+"""
+
+
+@needs_c
+@pytest.mark.parametrize("compile_with", [("gcc", "-std=c99"), ("g++", "-x", "c++")])
+def test_a_program_predicts_a_class_by_its_name(tmp_path, compile_with):
+    if shutil.which(compile_with[0]) is None:
+        pytest.skip(f"no {compile_with[0]}")
+    names = ("left", 'a "$n" */', "down")
+    tpsgd.export.one_pass(tmp_path, shape=(2,), classes=names, features=0, spare=1, ridge=0.1)
+    (tmp_path / "main.c").write_text(PREDICTS)
+    files = [str(tmp_path / file) for file in ("main.c", "head.c")]
+    command = [*compile_with, *STRICT, *files, "-o", str(tmp_path / "main")]
+    subprocess.run(command, check=True)
+    said = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == [*reversed(names), "1 []"]

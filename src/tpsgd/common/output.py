@@ -24,7 +24,7 @@ def check_new(path: Path, overwrite: bool, *names: str) -> None:
     if not overwrite and (old := next((file for file in files if file.exists()), None)):
         raise TpsgdError(
             f"{old} is already there, from an earlier run: choose another name, or replace it with "
-            "--overwrite"
+            "overwrite=True (--overwrite)"
         )
 
 

@@ -11,7 +11,7 @@ from tpsgd.cli.samples import RuleWord
 from tpsgd.cli.terminal import waiting
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import check_new
-from tpsgd_export.exported_model import ExportData, ModelToExport, NetToExport
+from tpsgd_export.exported_model import BACKPROP, ExportData, ModelToExport, NetToExport
 from tpsgd_export.heads.cli import export_one_pass
 
 CALIBRATION = 256  # training samples that calibrated readouts measure
@@ -63,6 +63,7 @@ def export_page(
     """One HTML file that learns in the browser, from the same C as WebAssembly."""
     from tpsgd import export
 
+    _check_local(rule)
     check_new(out, overwrite)
     exporting = net.read(samples, rule, split=True)
     with waiting("writing, compiling, and running it beside fit"):
@@ -84,6 +85,7 @@ def export_onnx(
     """A training step that stock onnxruntime runs, with predict.onnx and run.py beside it."""
     from tpsgd import export
 
+    _check_local(rule)
     check_new(out, overwrite)
     exporting = net.read(samples, rule)
     if exporting.gives_numbers:
@@ -98,6 +100,11 @@ def export_onnx(
 
 
 app.command("one-pass")(options.grouped(export_one_pass))
+
+
+def _check_local(rule: str | None) -> None:
+    if rule == BACKPROP:
+        raise TpsgdError(f"{BACKPROP}, the control, is written as C only: tpsgd export c")
 
 
 def _calibration(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:

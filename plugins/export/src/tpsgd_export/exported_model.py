@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LOSSES = ("mse", "cross_entropy", "bce", "l1", "huber")
 FIXED = "readout"
 READOUTS = (FIXED, "readout-learned")
+BACKPROP = "backprop"  # the control, which is exported as C only
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ class NetToExport:
         from tpsgd.comparison.arms import entry
 
         entry(rule)
+        if rule == BACKPROP:
+            return {"rule": rule, "optimizer": self.optimizer, "loss": loss, "seed": seed}
         if rule not in rules.ALL:
             raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
         make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None

@@ -12,6 +12,7 @@ from tpsgd_export.recipe import StepRecipe
 
 BYTES = 255.0  # what pixels that are stored as bytes are divided by
 FEWEST_STEPS = 0.01  # of float32 beside a feature's scale: larger ones lose digits that matter
+KEYS = ("shape", "vocabulary", "columns", "label", "targets", "imputation", "scaling")
 METHODS = {
     "standard": "standardises them as for training",
     "minmax": "scales them as for training",
@@ -62,6 +63,8 @@ def read_inputs(
     inputs, features = inputs or {}, recipe.shape[-1]
     if not isinstance(inputs, Mapping):
         raise TpsgdError("inputs= takes data.inputs, what a sample looks like")
+    if unknown := [key for key in inputs if key not in KEYS]:
+        raise TpsgdError(f"inputs= has {unknown[0]!r}; what is read of it is {', '.join(KEYS)}")
     columns = tuple(map(str, inputs.get("columns") or ()))
     if columns and len(columns) != features:
         raise TpsgdError(f"inputs= has {len(columns)} columns, and the net {features} inputs")

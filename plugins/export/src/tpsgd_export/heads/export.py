@@ -57,7 +57,7 @@ def one_pass(
     Args:
         folder: where the files go.
         shape: of one sample.
-        classes: how many there are, or their names, `data.classes`.
+        classes: how many there are, or their names, `data.classes`, for `head_class_names`.
         model: a frozen encoder, without its last layer; without it the head reads the samples.
         features: random features, whose projection is computed again from a hash; 0: none, the
             head reads the numbers themselves. RAM grows with their square. Default: 128, or as

@@ -15,6 +15,7 @@ from tpsgd.nets.modes import modes_restored
 from tpsgd_export.heads.recipe import HeadRecipe
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import check_shape, read_model
+from tpsgd_export.to_c.inputs import c_strings
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
 from tpsgd_export.to_c.names import named
 from tpsgd_export.to_c.source import LICENCE, array, comment, filled, number
@@ -125,6 +126,8 @@ def sources(
         "start": number(recipe.start),
         "most": number(recipe.most),
         "scale": number(recipe.scale),
+        "named": bool(samples.classes),
+        "names": c_strings(samples.classes, recipe.outputs).rstrip(),
         "stream": f"0x{recipe.stream:08X}u",
         "fingerprint": f"0x{recipe.fingerprint ^ (encoder.fingerprint if encoder else 0):08X}u",
     } | _scaling(recipe.name, samples, inputs)

@@ -36,7 +36,7 @@ def with_inputs(
         count = max(recipe.outputs, len(inputs.classes))
         words = {"kind": "class" if recipe.targets is None else "number", "count": count}
         header += renamed(filled("names.h", words), name)
-        program += renamed(filled("names.c", words), name) + _strings(inputs.classes, count)
+        program += renamed(filled("names.c", words), name) + c_strings(inputs.classes, count)
     front, end, rest = texts[f"{name}.h"].rpartition(END_OF_FUNCTIONS)
     program = texts[f"{name}.c"] + program
     return texts | {f"{name}.h": front + header + end + rest, f"{name}.c": program}
@@ -66,7 +66,7 @@ def _listed(names: tuple[str, ...]) -> list[str]:
     return wrap(words, 94, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _strings(names: tuple[str, ...], count: int) -> str:
+def c_strings(names: tuple[str, ...], count: int) -> str:
     """Names as C has them, in UTF-8, and empty ones for classes that may come."""
     names = (*(name[:LONGEST] for name in names), *[""] * (count - len(names)))
     return "    " + ",\n    ".join(map(c_string, names)) + "};\n"

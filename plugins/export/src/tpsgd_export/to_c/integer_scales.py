@@ -155,6 +155,8 @@ def _refuse(recipe: StepRecipe, numbers: str) -> None:
             f"integers learn by plain sgd, one sample at a time; not by {recipe.optimizer} in "
             f"batches of {recipe.batch}"
         )
+    if recipe.backprop:
+        raise TpsgdError(f"{numbers} learns by readout; backprop is exported as float32")
     for block in recipe.blocks:
         who = f"block {block.number + 1} ({block.name})"
         if not isinstance(block.layer, (Dense, Convolution)):

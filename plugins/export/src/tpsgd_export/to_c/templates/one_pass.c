@@ -37,6 +37,9 @@ static int ${n}_usable(const float *x, uint32_t count)
     return 1;
 }
 
+@named const char *const ${n}_class_names[${N}_CLASSES] = {
+@named $names
+@named 
 @scaled $tables
 @scaled void ${n}_scale(float *x)
 @scaled {

@@ -68,6 +68,21 @@ int ${n}_scores(const ${n}_state *s, ${n}_arena *a, const float *x, float *score
 uint32_t ${n}_classes(const ${n}_state *s);
 int ${n}_add_class(${n}_state *s);
 
+/* The scores of one sample, and the class of the largest one. */
+static inline int ${n}_predict(const ${n}_state *s, ${n}_arena *a, const float *x, float *scores, uint16_t *label)
+{
+    const uint32_t count = ${n}_classes(s);
+    uint32_t c, best = 0;
+    const int error = ${n}_scores(s, a, x, scores);
+    for (c = 1; c < count && !error; c++)
+        if (scores[c] > scores[best]) best = c;
+    *label = (uint16_t)best;
+    return error;
+}
+
+@named /* Names of the classes by their labels, "" for those that may come */
+@named extern const char *const ${n}_class_names[${N}_CLASSES];
+@named 
 /* Call ${n}_seal before the bytes of a state are written to flash, and ${n}_check after they were read: 1 if
  * they are whole and belong to this head, else 0. */
 void ${n}_seal(${n}_state *s);
