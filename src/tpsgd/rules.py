@@ -87,10 +87,8 @@ class Rule:
         if not isinstance(self.at, Place):
             raise TpsgdError(f"at must be a tpsgd.Place, such as Place.AFTER, got {self.at!r}")
         if isinstance(self.objective, Objective) or not callable(self.objective or Objective):
-            raise TpsgdError(
-                f"{self.name}: objective must be a function of a Site that returns an Objective, "
-                f"or None, got a {type(self.objective).__name__}"
-            )
+            kind = f"None or a function of a Site, got a {type(self.objective).__name__}"
+            raise TpsgdError(f"{self.name}: objective must be {kind}")
 
     @property
     def needs_output(self) -> bool:

@@ -211,7 +211,7 @@ def test_mistakes_of_beginners():
     short = of(square, lambda y, s: LossAndGrads(y.square().mean(), None))
     fails(short, "its closed form failed", "AttributeError")
     for what in (3, Objective(square)):
-        with pytest.raises(TpsgdError, match="odd: objective must be a function of a Site"):
+        with pytest.raises(TpsgdError, match="odd: objective must be None or a function of a Site"):
             Rule("odd", what)
 
 
