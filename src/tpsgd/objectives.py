@@ -207,6 +207,11 @@ class Objective:
     formula: Formula | None = None
     noise_at: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensors, (tuple, list)):
+            kind = type(self.tensors).__name__
+            raise TpsgdError(f"tensors of an Objective must be a tuple such as (P,), got a {kind}")
+
     @property
     def learned_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are trained together with the block."""

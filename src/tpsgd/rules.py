@@ -86,6 +86,9 @@ class Rule:
     def __post_init__(self) -> None:
         if not isinstance(self.at, Place):
             raise TpsgdError(f"at must be a tpsgd.Place, such as Place.AFTER, got {self.at!r}")
+        if isinstance(self.objective, Objective) or not callable(self.objective or Objective):
+            kind = f"None or a function of a Site, got a {type(self.objective).__name__}"
+            raise TpsgdError(f"{self.name}: objective must be {kind}")
 
     @property
     def needs_output(self) -> bool:

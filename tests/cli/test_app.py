@@ -41,6 +41,10 @@ def broken():
 def leaves():
     raise SystemExit(0)
 
+def wrong():
+    from tpsgd import Rule
+    return Rule("wrong", lambda site: site.nothing)
+
 def steps():
     return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
 """
@@ -158,6 +162,7 @@ def test_no_words_show_the_help(says):
         ("train --model none.py:f", "there is no file none.py"),
         ("train --model own.py:f", "own.py has no function 'f'"),
         ("train --model own.py:broken", "ZeroDivisionError"),
+        ("train --rule own.py:wrong --epochs 1", "own.py:wrong failed with AttributeError: 'Site'"),
         ("train --model own.py:narrow", "block 1 (0: Linear + ReLU) cannot take"),
         ("compare --model own.py:narrow", "cannot take"),
         ("train --activation rely", "unknown activation 'rely'"),

@@ -8,7 +8,7 @@ from helpers import DRAWN, PLACES
 from torch.nn import functional as F
 
 from tpsgd import Rule, TpsgdError, check_rule, projections, rules
-from tpsgd.objectives import LossAndGrads, Objective, Place, l2
+from tpsgd.objectives import LossAndGrads, NetSignal, Objective, Place, l2
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -185,3 +185,43 @@ def test_something_that_is_no_rule():
 def test_a_loss_that_cannot_be_followed(loss, sentence):
     with pytest.raises(TpsgdError, match=sentence):
         check_rule(rules.tpsgd(loss))
+
+
+def test_mistakes_of_beginners():
+    """Whatever a rule's own functions do, one sentence names the rule and the function."""
+
+    def of(loss, *more, **options):
+        return Rule("odd", lambda site: Objective(loss, *more, **options))
+
+    def square(y, s, *tensors):
+        return y.square().mean()
+
+    P = torch.ones(4, 3, dtype=torch.float64)
+    fails(Rule("odd", lambda site: None), "must return an Objective, got a NoneType")
+    fails(Rule("odd", lambda site: square), "must return an Objective, got a function")
+    fails(Rule("odd", lambda: None), "objective failed", "(6,): TypeError", "0 positional")
+    fails(
+        of(square, lambda y, s: y),
+        "its closed form failed",
+        "must return LossAndGrads, got a Tensor",
+    )
+    fails(of(square, tensors=P), "its objective failed", "tuple such as (P,), got a Tensor")
+    fails(of(lambda y: y.mean()), "its loss failed", "shape (5, 6): TypeError: ", "1 positional")
+    fails(of(lambda y, s, P: (y - P).mean(), None, (P,)), "its loss failed", "RuntimeError", "size")
+    short = of(square, lambda y, s: LossAndGrads(y.square().mean(), None))
+    fails(short, "its closed form failed", "AttributeError")
+    for what in (3, Objective(square)):
+        with pytest.raises(TpsgdError, match="odd: objective must be None or a function of a Site"):
+            Rule("odd", what)
+
+
+class Silent(NetSignal):
+    """A signal for no block."""
+
+    def __call__(self, learners, x, labels):
+        yield from ()
+
+
+def test_a_signal_of_no_block():
+    rule = Rule("odd", lambda site: l2(site.draw(projections.normal())), signal=Silent())
+    fails(rule, "its signal is of 0 blocks, the model has 3")

@@ -422,3 +422,5 @@ def test_a_factory_that_gives_one_model_twice():
     data = torch.randn(8, 4), torch.arange(8) % 2
     with pytest.raises(tpsgd.TpsgdError, match="a new model each time"):
         tpsgd.fit_many(lambda: model, data, restarts=2, epochs=1)
+    with pytest.raises(tpsgd.TpsgdError, match="makes a new model each time, got list"):
+        tpsgd.fit_many([model, model], data, restarts=2, epochs=1)

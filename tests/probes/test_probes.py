@@ -166,6 +166,8 @@ def test_dfa_has_angles_of_its_error_signal():
     ("arguments", "said"),
     [
         ((X, Y[:3], [linear_probe()]), "got 96 and 3"),
+        ((X[:1], Y[:1], [linear_probe()]), "2 samples or more and a label y for each, got 1 and 1"),
+        ((X / 0, Y, [effective_rank()]), "x contains NaN or infinity"),
         ((X, Y, [linear_probe(), linear_probe()]), "different names"),
         ((X, Y, [3]), "must be functions"),
         ((X, Y, [linear_probe()], 0), "every must be a whole number of epochs"),
@@ -178,6 +180,23 @@ def test_dfa_has_angles_of_its_error_signal():
 def test_mistakes_are_refused(arguments, said):
     with pytest.raises(tpsgd.TpsgdError, match=said):
         Probes(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (X[:, :4], Y, r"cannot compute the x of the probes, of shape \(96, 4\)"),
+        (X, Y + 59, "the y of the probes: label 61 is out of range"),
+        (X, Y - 1, "the y of the probes: label -1 is out of range"),
+    ],
+)
+def test_a_batch_of_another_net_is_refused_before_the_training(x, y, said):
+    model = net()
+    before = [p.clone() for p in model.parameters()]
+    for train in (tpsgd.fit, tpsgd.fit_backprop):
+        with pytest.raises(tpsgd.TpsgdError, match=said):
+            train(model, (X, Y), epochs=1, callbacks=[Probes(x, y, [effective_rank()])])
+    assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_a_reference_with_other_blocks_is_refused():

@@ -154,7 +154,7 @@ def test_classes_with_names():
     assert stream.evaluate((x, labels)) > 0.8
     stream.partial_fit(x[0], "four")
     assert stream.classes[-1] == "four"
-    for name, sentence in (("one", "already"), (None, "needs one")):
+    for name, sentence in (("one", "already"), (None, "needs a name")):
         with pytest.raises(TpsgdError, match=sentence):
             stream.add_class(name)
 
@@ -178,7 +178,7 @@ def refused(stream, sentence, *call):
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (["f", None], "add_class needs one"),
+        (["f", None], "a new one needs a name, too: got None"),
         (["f", float("nan")], "a label is the name of a class, got nan"),
         ([np.float64("nan"), "f"], "a label is the name of a class, got"),
         (["f", ["g"]], "a label is the name of a class"),

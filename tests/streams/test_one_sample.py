@@ -38,15 +38,19 @@ def test_one_by_one_is_a_batch_of_one(make):
 
 def test_names_of_the_first_sample_are_settled_once_it_is_learned():
     model = OnePass(5, solver=rls())
-    with pytest.raises(TpsgdError, match="values of a sample must be numbers"):
-        model.learn_one({"a": "red"}, 0)
+    with pytest.raises(TpsgdError, match="must be numbers, got 'red' for 'b'"):
+        model.learn_one({"a": 1, "b": "red"}, 0)
+    with pytest.raises(TpsgdError, match="a new one needs a name, too: got None"):
+        model.learn_one({"a": 1}, None)
+    with pytest.raises(TpsgdError, match="must be text, or none of them, got 'x', 3"):
+        model.partial_fit(torch.ones(2, 1), ["x", 3])
     with pytest.raises(TpsgdError, match="NaN"):
         model.learn_one({"a": float("nan")}, 0)
     model.learn_one({"b": 1, "c": 2}, "yes")
     model.learn_one({"c": 1, "b": 2}, "no")
     one = model.predict_proba_one({"b": 1})
     assert one == model.predict_proba_one({"c": 0, "b": 1}) != model.predict_proba_one({"c": 1})
-    with pytest.raises(TpsgdError, match="'a' was not in the first sample"):
+    with pytest.raises(TpsgdError, match="'a' was not in the first sample, which had 'b', 'c'"):
         model.predict_one({"a": 1})
 
 

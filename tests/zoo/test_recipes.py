@@ -50,7 +50,13 @@ def test_settings_are_those_of_fit_and_others_replace_them():
         assert deep.settings((3, 32, 32), device)["precision"] is torch.bfloat16
 
 
-@pytest.mark.parametrize("shape", [(784,), (28, 28), (4, 3, 32, 32)])
+def test_a_setting_that_fit_does_not_have_is_refused():
+    with pytest.raises(TpsgdError, match="fit has no argument 'epoch': did you mean 'epochs'"):
+        deep.settings((3, 32, 32), epoch=1)
+    assert deep.settings((3, 32, 32), rule="drtp")["rule"] == "drtp"
+
+
+@pytest.mark.parametrize("shape", [32, (784,), (28, 28), (4, 3, 32, 32)])
 def test_samples_that_are_no_images_are_refused(shape):
     with pytest.raises(TpsgdError, match="this recipe is for images"):
         deep.settings(shape)

@@ -18,7 +18,7 @@ from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.samples import RuleWord, data_for
 from tpsgd.cli.terminal import live_bar, write_then_show
 from tpsgd.cli.torchrun import under_torchrun
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, reason
 from tpsgd.common.files import is_function, write_whole
 from tpsgd.common.output import output_file, output_folder, write_or_rescue
 from tpsgd.common.units import size
@@ -117,7 +117,12 @@ def train(
             settings |= {"callbacks": callbacks} if callbacks else {}
             with resuming.interruptible(), live_bar() as advance:
                 follow = partial(advance, rule)
-                trained = arm.train(factory, samples.train, progress=follow, **settings)
+                try:
+                    trained = arm.train(factory, samples.train, progress=follow, **settings)
+                except Exception as error:
+                    if isinstance(error, (TpsgdError, OSError)) or not is_function(rule):
+                        raise
+                    raise TpsgdError(f"{rule} failed with {reason(error)}") from error
                 run = trained.runs[0]
                 score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
             run.settings = {**notes, **run.settings}

@@ -31,6 +31,13 @@ def shortened(value: object, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def reason(error: Exception) -> str:
+    """Why something has failed, in a line."""
+    if isinstance(error, TpsgdError):
+        return str(error)
+    return shortened(f"{type(error).__name__}: {error}", 200)
+
+
 def suggestion(word: str, words: Iterable[str]) -> str:
     """The closest word that exists, or the list of words.
 

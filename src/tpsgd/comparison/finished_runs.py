@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.common.errors import TpsgdError, reason
 from tpsgd.features.run_identity import check_same_run
 from tpsgd.saved.checkpoint import Checkpoint, readable, refuse_to_replace
 from tpsgd.saved.folder import JsonLines
@@ -103,13 +103,6 @@ class FinishedRuns:
             if report is not None:
                 report(len(results))
         return results, None
-
-
-def reason(error: Exception) -> str:
-    """Why training has failed, in a line."""
-    if isinstance(error, TpsgdError):
-        return str(error)
-    return shortened(f"{type(error).__name__}: {error}", 200)
 
 
 def _plain(values: Any) -> Any:

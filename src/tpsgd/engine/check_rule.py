@@ -1,16 +1,17 @@
 """`check_rule`: the contract that every rule keeps, for people who write rules."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, reason
 from tpsgd.engine.fit import fit
 from tpsgd.maths.random import Key
-from tpsgd.objectives import BlockSignal, NetSignal, Objective, Site, differentiate
+from tpsgd.objectives import BlockSignal, LossAndGrads, NetSignal, Objective, Site, differentiate
 from tpsgd.rules import ALL, Rule
 from tpsgd.train import simultaneous
 
@@ -33,8 +34,19 @@ def check_rule(rule: Rule | str) -> None:
     rule = ALL[rule].make() if isinstance(rule, str) and rule in ALL else rule
     if not isinstance(rule, Rule):
         raise TpsgdError(f"check_rule takes a Rule or its name, got {type(rule).__name__}")
-    for problem in _problems(rule):
+    with _named(rule.name):
+        problem = next(_problems(rule), None)
+    if problem:
         raise TpsgdError(f"{rule.name}: {problem}")
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Any error of the functions of a rule is one sentence that begins with `what`."""
+    try:
+        yield
+    except Exception as error:
+        raise TpsgdError(f"{what}: {reason(error)}") from error
 
 
 def _problems(rule: Rule) -> Iterator[str]:
@@ -47,7 +59,10 @@ def _problems(rule: Rule) -> Iterator[str]:
     for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
         if rule.objective is not None and not isinstance(rule.signal, NetSignal):
             site = Site(shape, 4, Key(seed=1), maps, rule.loss, dtype=torch.float64)
-            objective, again = rule.objective(site), rule.objective(site)
+            with _named(f"its objective failed for an output of shape {shape}"):
+                objective, again = rule.objective(site), rule.objective(site)
+            if not isinstance(objective, Objective):
+                yield f"its objective must return an Objective, got a {type(objective).__name__}"
             if not all(map(torch.equal, objective.tensors, again.tensors)):
                 yield f"the same key gave two different objectives for {shape}"
             generator = torch.Generator().manual_seed(0)
@@ -83,6 +98,8 @@ class _Watched(NetSignal):
                 self.problems.append("its signal asks blocks behind, and needs_output is False")
                 break
         once, again = (list(self.signal(learners, x, labels)) for _ in range(2))
+        if len(once) != len(learners):
+            raise TpsgdError(f"its signal is of {len(once)} blocks, the model has {len(learners)}")
         if not all(map(torch.equal, _tensors(once), _tensors(again))):
             self.problems.append("its signal gives other numbers for the same batch")
         for learner, own in zip(learners[:-1], once, strict=False):
@@ -114,7 +131,12 @@ def _tensors(value: Any) -> list[Tensor]:
 def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:
     inputs = (y, *_tensors([s]), *objective.tensors)
     before = [t.clone() for t in inputs]
-    local, again = objective(y, s), objective(y, s)
+    part = "closed form" if objective.written_out else "loss"
+    at = f"for an output of shape {tuple(y.shape)}"
+    with _named(f"its {part} failed {at}"):
+        if not isinstance(local := objective.in_cells(y, s), LossAndGrads):
+            raise TpsgdError(f"it must return LossAndGrads, got a {type(local).__name__}")
+        local, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):
         yield "its objective changes its inputs"
     if not (torch.isfinite(local.loss) and torch.isfinite(local.dy).all()):
@@ -124,14 +146,14 @@ def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[s
     if any(local.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
         yield "dL/dy shares memory with an input; return a new tensor"
     learned = len(objective.learned_tensors)
-    expected = differentiate(objective.loss, y, s, objective.tensors, learned)
+    with _named(f"its loss failed {at}"):
+        expected = differentiate(objective.loss, y, s, objective.tensors, learned)
     names = ["the loss", "dL/dy", *(f"dL/dtensor {i}" for i in range(len(local.dtensors)))]
     values = local.loss, local.dy, *local.dtensors
     autograd = expected.loss, expected.dy, *expected.dtensors
     for name, a, b in zip(names, values, autograd, strict=True):
         if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-12):
-            shape = tuple(y.shape)
-            yield f"{name} in closed form differs from autograd's for an output of shape {shape}"
+            yield f"{name} in closed form differs from autograd's {at}"
 
 
 def _train(rule: Rule, dtype: torch.dtype = torch.float32) -> tuple[bool, list[Tensor]]:

@@ -120,7 +120,7 @@ def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A factory's model, its weights drawn from a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = None if isinstance(factory, nn.Module) else factory()
+        model = None if isinstance(factory, nn.Module) or not callable(factory) else factory()
     if not isinstance(model, nn.Module):
         raise TpsgdError(
             "restarts need a factory, a function without arguments that makes a new model each "

@@ -17,6 +17,7 @@ from torch import nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.optimizers import OptimizerFactory, momentum
+from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources import augment
 from tpsgd.maths.learning_rates import RateCurve, one_cycle
 from tpsgd.train import simultaneous
@@ -69,6 +70,7 @@ class Recipe:
             >>> print(settings["augment"], settings["lr_schedule"], settings["epochs"])
             chain(flip(0.5), crop(12, reflect)) one_cycle(0.2) 30
         """
+        Settings.refuse_unknown("fit", (name for name in chosen if name != "rule"))
         settings = {
             "order": simultaneous,
             "lr": self.lr,
@@ -93,8 +95,8 @@ class Recipe:
             >>> print(deep.augmentation((3, 32, 32)))
             chain(flip(0.5), crop(4, reflect))
         """
-        if len(shape) != 3:
-            problem = f"not for samples of shape {tuple(shape)}"
+        if not isinstance(shape, Sequence) or len(shape) != 3:
+            problem = f"not for samples of shape {shape}"
             raise TpsgdError(f"this recipe is for images, (channels, height, width), {problem}")
         side = min(shape[1:])
         shift = max(round(self.shift * side), min(LEAST_SHIFT, side // 8)) if self.shift else 0

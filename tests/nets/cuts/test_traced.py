@@ -298,6 +298,8 @@ def test_a_depthwise_convolution_learns_with_the_layer_behind_it():
     assert [len(b.layers) for b in split(net, blocks=[1, 1, 2])] == [1, 1, 2]
     with pytest.raises(TpsgdError, match="blocks must be a number from 1 to 3"):
         split(net, blocks=4)
+    with pytest.raises(TpsgdError, match="adds up to 3, not to the 4 layers"):
+        split(net, blocks=[1, 2])
     last = nn.Sequential(nn.Conv1d(2, 2, 2, groups=2), nn.Flatten())
     assert len(split(last)) == 1
 

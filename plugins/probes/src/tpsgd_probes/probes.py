@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd import TpsgdError
+from tpsgd.engine.sources.inputs import check_finite, labels
 from tpsgd.nets.cuts.split import LAYERS, split
+from tpsgd.nets.modes import evaluating
 from tpsgd.objectives import Place
 from tpsgd.train import Epoch, Net
 
 Row = dict[str, Any]
+LEAST = 2  # samples: a linear probe learns from one half of them, and is tested on the other
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,13 @@ class Probes:
         if not (isinstance(self.x, Tensor) and isinstance(self.y, Tensor)):
             kinds = f"{type(self.x).__name__} and {type(self.y).__name__}"
             raise TpsgdError(f"probes need tensors of samples x and labels y, got {kinds}")
-        if len(self.x) != len(self.y) or len(self.x) < 2:
-            sizes = f"{len(self.x)} and {len(self.y)}"
-            raise TpsgdError(f"probes need a batch x and its labels y, got {sizes} of them")
+        sizes = [len(t) if t.dim() else 0 for t in (self.x, self.y)]
+        if sizes[0] != sizes[1] or sizes[0] < LEAST:
+            raise TpsgdError(
+                f"probes need a batch x of {LEAST} samples or more and a label y for each, got "
+                f"{sizes[0]} and {sizes[1]}"
+            )
+        check_finite(self.x)
         if not isinstance(self.every, int) or self.every < 1:
             raise TpsgdError(f"every must be a whole number of epochs from 1 on, got {self.every}")
         if not isinstance(self.to, Sequence) or not all(map(callable, self.to)):
@@ -99,8 +106,26 @@ class Probes:
         self._net: Net | None = None
 
     def begin(self, net: Net) -> None:
-        """`fit` gives the net to callbacks before the training."""
+        """`fit` gives the net to callbacks before the training; a batch that it cannot take fails.
+
+        That is of another shape than the model's input, or has labels that are not its classes.
+        """
         self._net, self.rows = net, []
+        model, x = net.models[0], self.x[:LEAST]
+        try:
+            with torch.no_grad(), evaluating(model):
+                x = x.to(next(model.parameters()).device)
+                output = block_outputs(model, x, _blocks(net, model))[-1]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise TpsgdError(
+                f"the model cannot compute the x of the probes, of shape {tuple(self.x.shape)} and "
+                f"type {self.x.dtype}: {error}"
+            ) from error
+        if not self.y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1:
+            try:
+                labels(self.y, None, output.shape[1], complete=False)
+            except TpsgdError as error:
+                raise TpsgdError(f"the y of the probes: {error}") from None
 
     def __call__(self, epoch: Epoch) -> None:
         if self._net is None:

@@ -47,7 +47,7 @@ class Classes:
                 )
             return len(self)
         if name is None:
-            raise TpsgdError("the classes have names: add_class needs one for the new class")
+            raise TpsgdError("the classes have names, so a new one needs a name, too: got None")
         if name in self.names:
             raise TpsgdError(f"there is a class {name!r} already")
         if self.names and isinstance(name, str) not in {isinstance(n, str) for n in self.names}:
@@ -63,7 +63,11 @@ class Classes:
             return []
         if self.named:
             new = dict.fromkeys(label for label in plain(y) if label not in self.names)
-            return [self.check_new(label) for label in new]
+            checked = [self.check_new(label) for label in new]
+            if len({isinstance(label, str) for label in checked}) > 1:
+                shown = shortened(", ".join(map(repr, checked)))
+                raise TpsgdError(f"the names of classes must be text, or none of them, got {shown}")
+            return checked
         index = labels(tensor(y, "y"), None, None)
         new = sorted({int(label) for label in index.unique() if label >= len(self)})
         for expected, label in enumerate(new, len(self)):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.engine.sources.inputs import tensor
 
 
@@ -64,10 +64,17 @@ class OneSample(ABC):
             return tensor(x, "x")[None]
         names = tuple(x) if self._names is None else self._names
         if more := [name for name in x if name not in names]:
-            raise TpsgdError(f"{more[0]!r} was not in the first sample, which had {len(names)}")
-        try:
-            row = torch.tensor([[float(x.get(name, 0.0)) for name in names]])
-        except (TypeError, ValueError):
-            raise TpsgdError("the values of a sample must be numbers") from None
+            shown = shortened(", ".join(map(repr, names)))
+            raise TpsgdError(f"{more[0]!r} was not in the first sample, which had {shown}")
+        row = torch.tensor([[_number(name, x.get(name, 0.0)) for name in names]])
         self._names = names
         return row
+
+
+def _number(name: Any, value: Any) -> float:
+    """One of the numbers of a sample."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        got = f"{shortened(repr(value))} for {name!r}"
+        raise TpsgdError(f"the values of a sample must be numbers, got {got}") from None

@@ -58,11 +58,12 @@ def layers_per_block(
     numbers: list[Any] = list(blocks) if in_list else [blocks]
     whole = bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
     most = layers - len(incomplete)
-    if not whole or (sum(numbers) != layers if in_list else numbers[0] > most):
+    if whole and in_list and sum(numbers) != layers:
+        raise TpsgdError(f"blocks={blocks} adds up to {sum(numbers)}, not to the {layers} layers")
+    if not whole or not (in_list or numbers[0] <= most):
         raise TpsgdError(
-            f"blocks must be a number from 1 to {most}, as many as the model has layers that can "
-            "be a block, 'auto', or a list of the numbers of layers in each block, 1 or more, that "
-            f"add up to {layers} layers, got {blocks!r}"
+            f"blocks must be a number from 1 to {most}, 'auto', 'layers', or a list of how many "
+            f"layers each block has, 1 or more, {layers} in all; got {blocks!r}"
         )
     counts = numbers
     if not in_list:
