@@ -307,6 +307,7 @@ def test_a_record_of_another_net_is_refused(tmp_path):
         assert unchanged(strange, before)
 
 
+@pytest.mark.full
 def test_every_flip_of_a_bit_is_refused(tmp_path):
     back, _, _, record = learned("leaky", "int8", tmp_path)
     before = state_of(back)
