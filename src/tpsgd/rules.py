@@ -378,9 +378,9 @@ def with_tensors(rule: Rule, tensors: Mapping[int, Sequence[Tensor]]) -> Rule:
         if needed != shapes:
             raise TpsgdError(f"{rule.name} needs tensors {needed} in block {number}, got {shapes}")
         pairs = zip(tensors[number], drawn.tensors, strict=True)
-        own = tuple(t.detach().to(site.device, d.dtype, copy=True) for t, d in pairs)
+        copies = tuple(t.detach().to(site.device, d.dtype, copy=True) for t, d in pairs)
         of_tensors = drawn.formula is None or drawn.formula.codes is None  # not of how P is drawn
-        return replace(drawn, tensors=own, formula=drawn.formula if of_tensors else None)
+        return replace(drawn, tensors=copies, formula=drawn.formula if of_tensors else None)
 
     options = f"{rule.options}, own tensors of blocks {', '.join(map(str, sorted(tensors)))}"
     return replace(rule, objective=objective, options=options.removeprefix(", "))

@@ -62,12 +62,12 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
 
 def in_words(name: str, value: Any, kind: Any) -> Any:
     """A value; where a place, a projection or a loss belongs, a word stands for one of these."""
-    known = next((words for type_, words in WORDS.items() if type_ in str(kind)), None)
-    if known is None or not isinstance(value, str):
+    values = next((words for type_, words in WORDS.items() if type_ in str(kind)), None)
+    if values is None or not isinstance(value, str):
         return value
-    if value not in known:
-        raise TpsgdError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    return known[value]
+    if value not in values:
+        raise TpsgdError(f"{name} must be one of {', '.join(values)}, got {value!r}")
+    return values[value]
 
 
 def _replaced(rule: Rule, name: str, value: Any, arguments: set[str]) -> Rule:
@@ -79,7 +79,7 @@ def _replaced(rule: Rule, name: str, value: Any, arguments: set[str]) -> Rule:
     if name in of_rule:
         return replace(rule, **{name: in_words(name, value, of_rule[name])})
     if name not in of_objective:
-        known = sorted({*of_rule, *of_objective, *arguments})
-        raise TpsgdError(f"{rule.name} has no field {name!r}: {suggestion(name, known)}")
+        names = sorted({*of_rule, *of_objective, *arguments})
+        raise TpsgdError(f"{rule.name} has no field {name!r}: {suggestion(name, names)}")
     objective = replace(objective, **{name: value})
     return replace(rule, objective=objective, options=str(objective))

@@ -95,8 +95,8 @@ class Arm:
         Functions go by their names, optimizers by the numbers that they begin with.
         """
         rule, optimizers = self.rule, None if self.optimizer is None else listed(self.optimizer)
-        own = {} if self.batch_size is None else {"batch_size": self.batch_size}
-        return own | {
+        batches = {} if self.batch_size is None else {"batch_size": self.batch_size}
+        return batches | {
             "rule": rule and str(rule),
             "order": getattr(self.order, "__name__", None),
             "optimizer": optimizers and [_optimizer(factory) for factory in optimizers],

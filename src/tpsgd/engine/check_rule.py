@@ -131,9 +131,9 @@ def _tensors(value: Any) -> list[Tensor]:
 def _problems_of_gradient(objective: Objective, y: Tensor, s: Any) -> Iterator[str]:
     inputs = (y, *_tensors([s]), *objective.tensors)
     before = [t.clone() for t in inputs]
-    part = "closed form" if objective.written_out else "loss"
+    function = "closed form" if objective.written_out else "loss"
     at = f"for an output of shape {tuple(y.shape)}"
-    with _named(f"its {part} failed {at}"):
+    with _named(f"its {function} failed {at}"):
         if not isinstance(local := objective.in_cells(y, s), LossAndGrads):
             raise TpsgdError(f"it must return LossAndGrads, got a {type(local).__name__}")
         local, again = objective(y, s), objective(y, s)
