@@ -94,6 +94,7 @@ OF_RECIPES = (
     *("backprop-checkpointed", "backprop-micro", "frozen", "random"),
 )
 OF_STAGES = (*OF_RECIPES, "4 stages, small head", "wide head")
+OF_RESIDUAL = (*OF_STAGES, "4 stages, two layers")
 
 SMOKE_ARMS = ("backprop", "readout", "4 blocks, auxiliary")
 
@@ -171,11 +172,11 @@ NETS = {
     "vgg8": Net("cifar10", lambda shape: deep.vgg(8, shape, 10), CIFAR, 2),
     "resnet18": Net("cifar10", resnet18, replace(CIFAR, epochs=15), 1),
     "resnet18-sgd": Net(
-        "cifar10", resnet18, residual, 3, OF_SGD, (*OF_STAGES, "4 stages, two layers"), None,
-        (3, 2, 2, 3),
+        "cifar10", resnet18, residual, 3, OF_SGD, OF_RESIDUAL, None, (3, 2, 2, 3)
     ),
     "resnet18-sgd-60": Net(
-        "cifar10", resnet18, replace(residual, epochs=60), 3, OF_SGD, OF_STAGES, None, (3, 2, 2, 3)
+        "cifar10", resnet18, replace(residual, epochs=60), 3, OF_SGD, OF_RESIDUAL, None,
+        (3, 2, 2, 3),
     ),
     "vgg8-sgd": Net(
         "cifar10", lambda shape: deep.vgg(8, shape, 10), replace(residual, epochs=40), 1, OF_SGD,
