@@ -1,11 +1,11 @@
 """A frozen body of bytes with a tail that learns on the device: what the tail is worth.
 
-    python -m experiments.edge_tail --out results --bodies FOLDER
+    python -m experiments.edge_tail --out results [--bodies FOLDER] [--only bodies]
 
 The net of examples/edge/mobilenet.py learns five classes of CIFAR-10 by backprop, once for each
-seed (on a GPU, if there is one; `--only bodies` stops there, and the files in the folder are read
-the next time). Its body is then frozen, with a byte for each weight, and its tail learns on the
-device, one picture at a time, five times each:
+seed, on a GPU if there is one; `--only bodies` stops there. The folder of bodies, `OUT/bodies` by
+default, keeps them for the next time. Its body is then frozen, with a byte for each weight, and its
+tail learns on the device, one picture at a time, five times each:
 
 - `classes`: the other five classes, with a head of zeros, from 500 and from 2,000 pictures;
 - `camera`: 2,000 pictures of the old classes as a grey, noisy camera sees them that is mounted
@@ -23,7 +23,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from experiments.common import (
     result_file,
 )
 from tpsgd import rules
+from tpsgd.comparison.provenance import machine
 from tpsgd.maths.random import Key, permutation
 from tpsgd_export.heads.compiled import CompiledHead
 from tpsgd_export.read_model import read_model
@@ -55,6 +56,7 @@ from tpsgd_export.to_c.small import with_small_weights
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 HELD_OUT, PASSES, EPOCHS, SEEDS = 500, 5, 40, 3
+SMOKE = 40  # pictures to learn from, and half as many that are held out
 TASKS = {"classes": (500, 2000), "camera": (2000,)}  # and how many pictures they learn from
 SHAPE = (3, 32, 32)
 ALL, HEAD = -1, 0b100  # blocks of the tail that learn
@@ -67,11 +69,19 @@ class Task:
     train: Samples
     held_out: Samples
     test: Samples
+    passes: int = PASSES
+    rates: tuple[float, ...] = RATES
+    penalties: tuple[float, ...] = PENALTIES
 
-    def encoded(self, body: nn.Module) -> "Task":
-        """The same pictures as a body sees them."""
-        pairs = (self.train, self.held_out, self.test)
-        return Task(*((outputs(body, x), y) for x, y in pairs))
+    def changed(self, change: Callable[[Tensor, int], Tensor]) -> "Task":
+        """The same task with other pictures; `change` also gets the number of their set."""
+        sets = enumerate((self.train, self.held_out, self.test))
+        train, held_out, test = ((change(x, i), y) for i, (x, y) in sets)
+        return replace(self, train=train, held_out=held_out, test=test)
+
+    def in_short(self) -> "Task":
+        """The task with a pass and a choice."""
+        return replace(self, passes=1, rates=RATES[2:3], penalties=PENALTIES[1:2])
 
 
 @torch.no_grad()
@@ -88,35 +98,34 @@ def sideways(x: Tensor, seed: int) -> Tensor:
     return (0.6 * grey + 0.05 * noise).expand_as(x).contiguous()
 
 
-def task_of(name: str, cifar: Any, count: int, seed: int) -> Task:
+def task_of(name: str, cifar: Any, count: int, seed: int, smoke: bool) -> Task:
     """The pictures of a task."""
-    new = name == "classes"
+    new, sizes = name == "classes", (SMOKE, SMOKE // 2) if smoke else (count, HELD_OUT)
     torch.manual_seed(seed)
-    train, held_out = net.parts(net.of_classes(cifar.train, new), (count, HELD_OUT))
+    train, held_out = net.parts(net.of_classes(cifar.train, new), sizes)
     task = Task(train, held_out, net.of_classes(cifar.test, new))
-    if new:
-        return task
-    seeds = (3 * seed, 3 * seed + 1, 3 * seed + 2)
-    pairs = zip((task.train, task.held_out, task.test), seeds, strict=True)
-    return Task(*((sideways(x, noise), y) for (x, y), noise in pairs))
+    if not new:
+        task = task.changed(lambda x, i: sideways(x, 3 * seed + i))
+    return task.in_short() if smoke else task
 
 
 # ---- bodies --------------------------------------------------------------------------------------
 
 
-def body_of(cifar: Any, seed: int, options: argparse.Namespace) -> tuple[nn.Sequential, float]:
-    """A net that has learned the old classes, and the share of their test pictures it has right."""
-    file = options.bodies / f"body{seed}.pt"
+def body_of(cifar: Any, seed: int, options: argparse.Namespace) -> tuple[nn.Sequential, Row]:
+    """A net that has learned the old classes: the share that is right of their test pictures."""
+    file = (options.bodies or options.out / "bodies") / f"body{seed}.pt"
     if not file.exists():
         train = net.of_classes(cifar.train, new=False)
         model = net.pretrained(train, 1 if options.smoke else EPOCHS, seed, options.device)
         share = float(tpsgd.evaluate(model, net.of_classes(cifar.test, new=False)))
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"model": model.state_dict(), "accuracy": share}, file)
+        weights = {"model": model.state_dict(), "accuracy": share}
+        torch.save(weights | {"machine": machine(options.device)}, file)
     stored = torch.load(file)
     model = net.mobilenet()
-    model.load_state_dict(stored["model"])
-    return model.eval(), stored["accuracy"]
+    model.load_state_dict(stored.pop("model"))
+    return model.eval(), stored
 
 
 def frozen_body(model: nn.Sequential, name: str) -> nn.Sequential:
@@ -166,10 +175,10 @@ def exported(
         return CompiledNet(folder)
 
 
-def order_of(count: int, seed: int) -> Iterator[int]:
+def order_of(task: Task, seed: int) -> Iterator[int]:
     """The samples of all passes, one after another."""
-    for epoch in range(PASSES):
-        yield from torch.cat(list(permutation(count, Key(seed, 0, epoch)))).tolist()
+    for epoch in range(task.passes):
+        yield from torch.cat(list(permutation(len(task.train[1]), Key(seed, 0, epoch)))).tolist()
 
 
 def in_c(
@@ -178,7 +187,7 @@ def in_c(
     """A tail that has learned in the exported C."""
     device = exported(tail, rule, task.train[0], seed)
     x, y = task.train
-    for i in order_of(len(y), seed):
+    for i in order_of(task, seed):
         device.step(x[i], y[i : i + 1], rate, blocks)
     return device.forward
 
@@ -189,8 +198,8 @@ def by_backprop(
     """A tail that has learned by backprop, in Python."""
     model = deepcopy(tail).train()
     tpsgd.fit_backprop(
-        model, task.train, optimizer=tpsgd.sgd, lr=rate, epochs=PASSES, batch_size=1, seed=seed,
-        progress=False,
+        model, task.train, optimizer=tpsgd.sgd, lr=rate, epochs=task.passes, batch_size=1,
+        seed=seed, progress=False,
     )  # fmt: skip
     model.eval()
     return torch.no_grad()(lambda x: model(x[None])[0])
@@ -227,7 +236,7 @@ def measured(arm: str, tail: nn.Sequential, task: Task, seed: int) -> Row:
     if arm.startswith("drawn"):
         tail = drawn(tail, task.train[0][:256], seed)
     learn = partial(ARMS[arm], tail, task, seed)
-    choices = PENALTIES if ARMS[arm] is one_pass else RATES
+    choices = task.penalties if ARMS[arm] is one_pass else task.rates
     row = best_rate(choices, lambda choice: share_right(learn(choice), task.held_out))
     return row | {"accuracy": share_right(learn(row["lr"]), task.test)}
 
@@ -248,7 +257,7 @@ def whole(model: nn.Sequential, name: str, task: Task, tail: nn.Sequential) -> R
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--bodies", type=Path, required=True, help="folder of trained bodies")
+    parser.add_argument("--bodies", type=Path, help="folder of trained bodies")
     parser.add_argument("--only", choices=("bodies",), help="train the bodies, and stop there")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(SEEDS)))
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
@@ -256,15 +265,15 @@ def main() -> None:
     options = parser.parse_args()
     cifar = load("cifar10", options)
     record, write = result_file(options, "edge_tail")
-    record |= origin("edge_tail", "cpu", "--bodies FOLDER")
+    record |= origin("edge_tail", "cpu")
     record["settings"] = {
         "rates": RATES, "penalties": PENALTIES, "held_out": HELD_OUT, "passes": PASSES,
         "epochs": EPOCHS,
     }  # fmt: skip
-    for seed in options.seeds:
-        model, share = body_of(cifar, seed, options)
-        record.setdefault("bodies", {})[str(seed)] = share
-        print(f"body {seed}: {share:.1%} of the old classes", flush=True)
+    for seed in options.seeds[:1] if options.smoke else options.seeds:
+        model, figures = body_of(cifar, seed, options)
+        record.setdefault("bodies", {})[str(seed)] = figures
+        print(f"body {seed}: {figures['accuracy']:.1%} of the old classes", flush=True)
         write()
         for name in options.tasks if options.only is None else ():
             for count in TASKS[name]:
@@ -277,10 +286,10 @@ def learn_task(
 ) -> None:  # fmt: skip
     """The arms of a task for one seed, those that the record does not have."""
     name, count, seed = of
-    pictures = task_of(name, cifar, count, seed)
+    pictures = task_of(name, cifar, count, seed, options.smoke)
     twin = frozen_body(model, name)
     body, tail = twin[: net.TAIL], twin[net.TAIL :]
-    task = pictures.encoded(body)
+    task = pictures.changed(lambda x, _: outputs(body, x))
     rows = record.setdefault("tasks", {}).setdefault(name, {}).setdefault(str(count), {})
     if "whole" not in record:
         record["whole"] = whole(model, name, pictures, tail)

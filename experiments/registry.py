@@ -149,6 +149,10 @@ EXPERIMENTS = {
         "random features and solved heads: each sample is read once", ("one_pass",), ("one_pass",),
         25, ("imagenette", WEIGHTS), gpu=False, of_paper=False,
     ),
+    "edge-tail": Experiment(
+        "a frozen body of bytes whose tail learns on a device", ("edge_tail",), ("edge_tail",), 90,
+        ("cifar10",), gpu=False, of_paper=False,
+    ),
     "calibration": Experiment(
         "scale and number of features of readout", ("calibration",), ("calibration",), 20,
         ("mnist", "cifar10", "imagenette", "seq-mnist-rows", "eeg-rows"), of_paper=False,
