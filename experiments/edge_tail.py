@@ -270,6 +270,10 @@ def main() -> None:
         "rates": RATES, "penalties": PENALTIES, "held_out": HELD_OUT, "passes": PASSES,
         "epochs": EPOCHS,
     }  # fmt: skip
+    if options.again:
+        for rows in (rows for name in options.tasks for rows in tasks_of(record, name).values()):
+            for arm in options.arms:
+                rows.pop(arm, None)
     for seed in options.seeds[:1] if options.smoke else options.seeds:
         model, figures = body_of(cifar, seed, options)
         record.setdefault("bodies", {})[str(seed)] = figures
@@ -278,6 +282,11 @@ def main() -> None:
         for name in options.tasks if options.only is None else ():
             for count in TASKS[name]:
                 learn_task(record, write, (name, count, seed), model, cifar, options)
+
+
+def tasks_of(record: Row, name: str) -> Row:
+    """The arms of a task in the record, by the number of pictures."""
+    return record.setdefault("tasks", {}).setdefault(name, {})
 
 
 def learn_task(
@@ -290,13 +299,13 @@ def learn_task(
     twin = frozen_body(model, name)
     body, tail = twin[: net.TAIL], twin[net.TAIL :]
     task = pictures.changed(lambda x, _: outputs(body, x))
-    rows = record.setdefault("tasks", {}).setdefault(name, {}).setdefault(str(count), {})
+    rows = tasks_of(record, name).setdefault(str(count), {})
     if "whole" not in record:
         record["whole"] = whole(model, name, pictures, tail)
         print(record["whole"], flush=True)
     for arm in options.arms:
         row = rows.setdefault(arm, {"seeds": [], "lr": [], "accuracies": []})
-        if seed in row["seeds"] and not options.again:
+        if seed in row["seeds"]:
             continue
         result = measured(arm, tail, task, seed)
         seeds = {"seeds": [*row["seeds"], seed], "lr": [*row["lr"], result["lr"]]}
