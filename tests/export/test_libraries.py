@@ -142,6 +142,37 @@ def test_a_module_of_zephyr_has_its_files(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True)
 
 
+def parts_of_module(folder: Path, *settings: str) -> dict[str, str]:
+    """What CMakeLists.txt of a module adds to a build of Zephyr, by its kind."""
+    script = str(Path(__file__).with_name("zephyr.cmake"))
+    command = ["cmake", *settings, f"-DMODULE={folder}", "-P", script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = (line.partition(" ") for line in ran.stderr.splitlines())
+    return {kind: name for kind, _, name in words}
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_cmake_finds_the_files_of_a_module_if_it_is_chosen(tmp_path):
+    signals(tmp_path, files="zephyr")
+    assert parts_of_module(tmp_path) == {}
+    parts = parts_of_module(tmp_path, "-DCONFIG_TPSGD_GAIT=y")
+    assert parts == {"library": "", "source": "src/gait.c", "include": "src"}
+    command = ["gcc", *FLAGS[1:], "-std=gnu11", "-ffreestanding", f"-I{parts['include']}"]
+    command += ["-c", parts["source"], "-o", "gait.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "src/gait.c").unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        parts_of_module(tmp_path, "-DCONFIG_TPSGD_GAIT=y")
+
+
+def test_lines_of_kconfig_are_an_option_with_help(tmp_path):
+    signals(tmp_path, files="zephyr")
+    first, kind, word, *text = (tmp_path / "Kconfig").read_text().splitlines()
+    assert first == "config TPSGD_GAIT" and word == "\thelp"
+    assert kind.startswith('\tbool "') and kind.endswith('"') and kind.count('"') == 2
+    assert text and all(line.startswith("\t  ") for line in text)
+
+
 def test_zephyr_needs_another_name_than_its_own(tmp_path):
     with pytest.raises(TpsgdError, match=r"needs a name=.*NET_OK"):
         signals(tmp_path, files="zephyr", name="net")
