@@ -28,6 +28,7 @@ class Machine:
         linking: of the C library and of the places in memory.
         end: the file with `put` and, if the processor needs it, `main`.
         main: what `main` of the program is called, if `end` has its own.
+        level: of optimisation; where a unit could fuse multiply-adds, one that looks for them.
     """
 
     compiler: str
@@ -36,6 +37,7 @@ class Machine:
     linking: tuple[str, ...] = ()
     end: str = "hosted.c"
     main: str = "main"
+    level: str = "-Os"
 
     @property
     def missing(self) -> str:
@@ -49,7 +51,7 @@ class Machine:
         return f"{self.compiler.removesuffix('gcc')}{name}"
 
 
-def _risc_v(march: str, mabi: str) -> Machine:
+def _risc_v(march: str, mabi: str, level: str = "-Os") -> Machine:
     """A core of QEMU's virt board, in whose RAM from 0x80000000 on picolibc puts the program."""
     places = {"flash": 0x80000000, "flash_size": 1 << 22, "ram": 0x80400000, "ram_size": 1 << 22}
     words = (f"-Wl,--defsym=__{name}={value:#x}" for name, value in places.items())
@@ -62,6 +64,7 @@ def _risc_v(march: str, mabi: str) -> Machine:
         (*emulator, "-kernel"),
         (*target, "-std=gnu11", "-Wconversion", "--specs=picolibc.specs"),
         (*target, *library, *words),
+        level=level,
     )
 
 
@@ -71,23 +74,23 @@ def _avr(mcu: str) -> Machine:
     return Machine("avr-gcc", simulator, flags, flags, "avr.c", "program")
 
 
-HERE = Machine("gcc")
+HERE = Machine("gcc", level="-O2")
 MACHINES = {
     "RV32IMC": _risc_v("rv32imc", "ilp32"),  # as an ESP32-C3
-    "RV32IMFC": _risc_v("rv32imfc", "ilp32f"),  # with a floating-point unit, which fuses
-    "PowerPC": Machine("powerpc-linux-gnu-gcc", ("qemu-ppc",), linking=("-static",)),
+    "RV32IMFC": _risc_v("rv32imfc", "ilp32f", "-O2"),  # with a floating-point unit, which fuses
+    "PowerPC": Machine("powerpc-linux-gnu-gcc", ("qemu-ppc",), linking=("-static",), level="-O2"),
     "ATmega1284P": _avr("atmega1284p"),
 }
 
 
-def compiled(machine: Machine, folder: Path, defines: Sequence[str], level: str = "-Os") -> Path:
+def compiled(machine: Machine, folder: Path, defines: Sequence[str]) -> Path:
     """The program for a machine, with its objects beside it."""
     folder.mkdir(exist_ok=True)
     source, objects = folder.parent, []
     for file in (*sorted(source.glob("*.c")), STEPS, PROGRAMS / machine.end):
         objects.append(folder / f"{file.stem}.o")
         main = [f"-Dmain={machine.main}"] * (file == STEPS)
-        own = [*machine.flags, level, *WARNINGS, *main, *(f"-D{word}" for word in defines)]
+        own = [*machine.flags, machine.level, *WARNINGS, *main, *(f"-D{word}" for word in defines)]
         command = [machine.compiler, *own, f"-I{source}", "-c", str(file), "-o", str(objects[-1])]
         subprocess.run(command, check=True)
     program = folder / "steps"

@@ -172,7 +172,7 @@ def skip_without(machine) -> None:
 
 
 def here(case: str, folder: Path) -> dict[str, str]:
-    return said(HERE, compiled(HERE, folder / "here", CASES[case].defines, "-O2"))
+    return said(HERE, compiled(HERE, folder / "here", CASES[case].defines))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -201,20 +201,34 @@ def test_on_an_avr_constants_take_no_ram(case, folder):
     assert ram_of(AVR, program) <= planned + CASES[case].descriptors + harness + 2  # even addresses
 
 
-def with_other_flash(folder: Path, target: Path, right: str, wrong: str) -> Path:
-    """The files of an export with a change of what an AVR does."""
+def changed(folder: Path, target: Path, right: str, wrong: str) -> Path:
+    """The files of an export with other words."""
     target.mkdir()
-    for path in folder.glob("*.[ch]"):
-        text = path.read_text()
-        assert path.name != "tpsgd.h" or right in text
-        (target / path.name).write_text(text.replace(right, wrong))
+    texts = {path.name: path.read_text() for path in folder.glob("*.[ch]")}
+    assert any(right in text for text in texts.values())
+    for name, text in texts.items():
+        (target / name).write_text(text.replace(right, wrong))
     return target
+
+
+@pytest.mark.parametrize("case", ["codes in flash, scaling, names", "integers"])
+def test_a_record_in_the_order_of_a_processors_bytes_is_noticed(case, folder, tmp_path):
+    machine = MACHINES["PowerPC"]
+    skip_without(machine)
+    right = "uint8_t byte = (uint8_t)(number & 255u);"
+    files = changed(folder, tmp_path / "net", right, "uint8_t byte = *(uint8_t *)&number;")
+    ours, theirs = (
+        here(case, files),
+        said(machine, compiled(machine, files / "ppc", CASES[case].defines)),
+    )
+    assert ours == here(case, folder) and ours["record"] != theirs.pop("record")
+    assert theirs == {name: word for name, word in ours.items() if name != "record"}
 
 
 @pytest.mark.parametrize("case", ["codes in flash, scaling, names"])
 def test_without_flash_an_avr_would_need_ram_for_its_constants(case, folder, tmp_path):
     skip_without(AVR)
-    tables = with_other_flash(folder, tmp_path / "net", "defined(__AVR__)", "0")
+    tables = changed(folder, tmp_path / "net", "defined(__AVR__)", "0")
     program = compiled(AVR, tables / "ram", CASES[case].defines)
     assert ram_of(AVR, program.with_name("net.o")) > 1000
 
@@ -228,7 +242,7 @@ FROZEN = [
 @pytest.mark.parametrize("case", FROZEN)
 def test_an_avr_that_looks_for_its_tables_in_ram_learns_other_bits(case, folder, tmp_path):
     skip_without(AVR)
-    lost = with_other_flash(folder, tmp_path / "net", "#define TPS_AVR 1", "#define TPS_AVR 0")
+    lost = changed(folder, tmp_path / "net", "#define TPS_AVR 1", "#define TPS_AVR 0")
     program = compiled(AVR, lost / "lost", CASES[case].defines)
     assert said(AVR, program)["weights"] != here(case, folder)["weights"]
 
@@ -239,8 +253,8 @@ def test_a_unit_that_fuses_is_told_not_to(pragma, case, folder, tmp_path):
     machine = MACHINES["RV32IMFC"]
     skip_without(machine)
     right = '#pragma GCC optimize("fp-contract=off", "no-tree-loop-distribute-patterns")'
-    files = with_other_flash(folder, tmp_path / "net", right, right if pragma else "")
-    program = compiled(machine, files / "fused", CASES[case].defines, "-O2")
+    files = changed(folder, tmp_path / "net", right, right if pragma else "")
+    program = compiled(machine, files / "fused", CASES[case].defines)
     words = instructions(machine, program.with_name("net.o"))
     fused = [word for word in words if re.match(r"fn?m(add|sub)\.", word)]
     assert bool(fused) != pragma and any(word.startswith("fadd") for word in words)
