@@ -81,6 +81,7 @@ def code(text: str) -> str:
     """A program of C as its compiler reads it: trigraphs, joined lines, no comments or names."""
     text = text.replace("??/", "\\").replace("\\\n", "")
     text = NAME_IN_C.sub('""', text)
+    text = re.sub(r"(_names\[\d+\])\[\d+\]", r"\1[]", text)  # on an AVR, bytes of the longest name
     return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).split())
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.common.errors import TpsgdError
+from tpsgd_export.to_c.compiled import CompiledNet
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"),
@@ -141,6 +142,37 @@ def test_a_module_of_zephyr_has_its_files(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True)
 
 
+def parts_of_module(folder: Path, *settings: str) -> dict[str, str]:
+    """What CMakeLists.txt of a module adds to a build of Zephyr, by its kind."""
+    script = str(Path(__file__).with_name("zephyr.cmake"))
+    command = ["cmake", *settings, f"-DMODULE={folder}", "-P", script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = (line.partition(" ") for line in ran.stderr.splitlines())
+    return {kind: name for kind, _, name in words}
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_cmake_finds_the_files_of_a_module_if_it_is_chosen(tmp_path):
+    signals(tmp_path, files="zephyr")
+    assert parts_of_module(tmp_path) == {}
+    parts = parts_of_module(tmp_path, "-DCONFIG_TPSGD_GAIT=y")
+    assert parts == {"library": "", "source": "src/gait.c", "include": "src"}
+    command = ["gcc", *FLAGS[1:], "-std=gnu11", "-ffreestanding", f"-I{parts['include']}"]
+    command += ["-c", parts["source"], "-o", "gait.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "src/gait.c").unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        parts_of_module(tmp_path, "-DCONFIG_TPSGD_GAIT=y")
+
+
+def test_lines_of_kconfig_are_an_option_with_help(tmp_path):
+    signals(tmp_path, files="zephyr")
+    first, kind, word, *text = (tmp_path / "Kconfig").read_text().splitlines()
+    assert first == "config TPSGD_GAIT" and word == "\thelp"
+    assert kind.startswith('\tbool "') and kind.endswith('"') and kind.count('"') == 2
+    assert text and all(line.startswith("\t  ") for line in text)
+
+
 def test_zephyr_needs_another_name_than_its_own(tmp_path):
     with pytest.raises(TpsgdError, match=r"needs a name=.*NET_OK"):
         signals(tmp_path, files="zephyr", name="net")
@@ -171,34 +203,60 @@ def test_a_library_compiles_for_another_processor(processor, tmp_path):
 
 
 AVR = """
+#include <string.h>
 #define PROGMEM __attribute__((section("progmem")))
 static inline float pgm_read_float(const float *p) { return *p; }
-static inline unsigned pgm_read_dword(const unsigned *p) { return *p; }
+#define pgm_read_byte(p) (*(const uint8_t *)(p))
+#define pgm_read_word(p) (*(const uint16_t *)(p))
+#define pgm_read_dword(p) (*(const uint32_t *)(p))
+#define memcpy_P memcpy
 """
+AS_AN_AVR = ["-D__AVR__", "-fno-strict-aliasing"]
 
 
-def test_an_avr_keeps_the_weights_at_first_out_of_its_ram(tmp_path):
-    """A header in the place of avr-libc's; no program of an AVR runs here."""
-    exported(tmp_path, nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3), shape=(12,), files="plain")
-    (tmp_path / "avr").mkdir()
-    (tmp_path / "avr/pgmspace.h").write_text(AVR)
-    target = str(tmp_path / "net.o")
-    command = [
-        "gcc",
-        "-std=c99",
-        "-D__AVR__",
-        "-fno-pie",
-        f"-I{tmp_path}",
-        "-c",
-        "net.c",
-        "-o",
-        target,
-    ]
+def with_avr_header(folder: Path) -> list[str]:
+    """Flags for a compiler of this machine, as if it were one for an AVR: a header of avr-libc."""
+    (folder / "avr").mkdir()
+    (folder / "avr/pgmspace.h").write_text(AVR)
+    return ["-std=c99", *AS_AN_AVR, f"-I{folder}"]
+
+
+def test_an_avr_keeps_its_tables_out_of_its_ram(tmp_path):
+    """`test_machines.py` runs programs of an AVR, where its compiler is installed."""
+    layers = [nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)]
+    exported(tmp_path, *layers, shape=(12,), files="plain", codes="flash", rule="readout")
+    flags, target = with_avr_header(tmp_path), str(tmp_path / "net.o")
+    command = ["gcc", *flags, "-fno-pie", "-c", "net.c", "-o", target]
     subprocess.run(command, cwd=tmp_path, check=True)
     sizes = subprocess.run(
         ["size", "-A", target], capture_output=True, text=True, check=True
     ).stdout
     (placed,) = [int(row.split()[1]) for row in sizes.splitlines() if row.startswith("progmem ")]
-    assert placed >= 4 * (12 * 8 + 8 + 8 * 3 + 3)
+    assert placed >= 4 * (12 * 8 + 8 + 8 * 3 + 3) + 4 * 3 * 8
     text = (tmp_path / "net.c").read_text()
     assert "initial[i]" not in text and "TPS_NUMBER(initial + i)" in text
+
+
+@pytest.mark.parametrize("frozen", ["float32", "int8"])
+def test_tables_that_are_read_as_an_avr_does_give_the_same_bits(frozen, tmp_path):
+    first = nn.Conv2d(2, 5, 3, groups=1)
+    first.requires_grad_(False)
+    layers = [first, nn.ReLU(), nn.Flatten(), nn.Linear(60, 6), nn.Tanh(), nn.Linear(6, 3)]
+    options = {"shape": (2, 6, 5), "files": "plain", "rule": "readout", "codes": "flash"}
+    exported(tmp_path, *layers, **options, frozen=frozen)
+    x, weights = torch.randn(30, 60), []
+    for flags in (("-std=c99",), with_avr_header(tmp_path)):
+        net = CompiledNet(tmp_path, flags=flags)
+        for i, sample in enumerate(x):
+            net.step(sample, torch.tensor([i % 3]), 0.05)
+        weights.append(net.weights)
+    assert torch.equal(*weights) and weights[0].isfinite().all()
+
+
+def test_an_avr_refuses_constants_that_it_cannot_reach(tmp_path):
+    layers = [nn.Linear(200, 90), nn.ReLU(), nn.Linear(90, 3)]
+    exported(tmp_path, *layers, shape=(200,), files="plain", rule="readout")
+    flags = with_avr_header(tmp_path)
+    command = ["gcc", *flags, "-c", "net.c", "-o", "/dev/null"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode and "first 64 KB of flash" in refused.stderr

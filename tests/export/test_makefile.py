@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from export.machines import MACHINES
 
 from benchmarks import emulated
 
@@ -31,3 +32,12 @@ def test_the_makefile_runs_a_net_on_a_board_with_the_bits_of_this_machine(board,
     there, here = said("run", tmp_path, board), said("host", tmp_path)
     assert there["weights"] == here["weights"] and there["right"] == here["right"]
     assert int(there["right"]) > 250 and 100 < int(there["stack"]) < 1024
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("make") is None, reason="make not installed")
+@pytest.mark.skipif(bool(MACHINES["RV32IMC"].missing), reason=MACHINES["RV32IMC"].missing)
+def test_the_makefile_runs_a_net_on_risc_v_with_the_bits_of_this_machine(tmp_path):
+    there, here = said("run", tmp_path, "riscv"), said("host", tmp_path)
+    assert there["weights"] == here["weights"] and there["right"] == here["right"]
+    assert int(there["right"]) > 250

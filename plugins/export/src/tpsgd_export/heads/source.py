@@ -15,10 +15,10 @@ from tpsgd.nets.modes import modes_restored
 from tpsgd_export.heads.recipe import HeadRecipe
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.read_model import check_shape, read_model
-from tpsgd_export.to_c.inputs import c_strings
+from tpsgd_export.to_c.inputs import c_strings, width
 from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
 from tpsgd_export.to_c.names import named
-from tpsgd_export.to_c.source import LICENCE, array, comment, filled, number
+from tpsgd_export.to_c.source import IN_FLASH, LICENCE, array, comment, filled, number, read_text
 from tpsgd_export.to_c.source import sources as net_sources
 
 UNSCALED = SampleFormat()
@@ -128,6 +128,8 @@ def sources(
         "scale": number(recipe.scale),
         "named": bool(samples.classes),
         "names": c_strings(samples.classes, recipe.outputs).rstrip(),
+        "width": width(samples.classes),
+        "flash": read_text("kernels/flash.h") if samples.shift or samples.classes else "",
         "stream": f"0x{recipe.stream:08X}u",
         "fingerprint": f"0x{recipe.fingerprint ^ (encoder.fingerprint if encoder else 0):08X}u",
     } | _scaling(recipe.name, samples, inputs)
@@ -148,7 +150,8 @@ def _scaling(name: str, samples: SampleFormat, inputs: int) -> dict[str, Any]:
         for i, (column, (shift, scale)) in enumerate(zip(samples.columns, each, strict=False))
     ]
     shift, scale = (map(number, values) for values in (samples.shift, samples.scale))
-    tables = array("float", f"{name}_shift", shift) + array("float", f"{name}_scales", scale)
+    tables = array("float", f"{name}_shift", shift, IN_FLASH)
+    tables += array("float", f"{name}_scales", scale, IN_FLASH)
     return {
         "scaled": bool(samples.shift),
         "columns": comment("Inputs in their order:", *rows) if rows else "",

@@ -6,7 +6,7 @@ from textwrap import wrap
 from tpsgd_export.inputs import SampleFormat
 from tpsgd_export.recipe import StepRecipe
 from tpsgd_export.to_c.names import USUAL, named, renamed
-from tpsgd_export.to_c.source import array, comment, filled, number
+from tpsgd_export.to_c.source import IN_FLASH, array, comment, filled, number
 
 LONGEST = 60  # characters of a name
 END_OF_FUNCTIONS = "#ifdef __cplusplus\n}\n"  # in net.h
@@ -27,14 +27,15 @@ def with_inputs(
     if inputs.shift:
         what = {"what": "a time step" if recipe.recurrent else "a sample"}
         header += renamed(filled("scale.h", what), name)
-        tables = array("float", "net_shift", map(number, inputs.shift), "TPS_IN_FLASH")
-        tables += array("float", "net_scales", map(number, inputs.scale), "TPS_IN_FLASH")
+        tables = array("float", "net_shift", map(number, inputs.shift), IN_FLASH)
+        tables += array("float", "net_scales", map(number, inputs.scale), IN_FLASH)
         count = len(inputs.shift)
         index = "i" if count == recipe.inputs else f"i % {count}u"
         program = renamed(filled("scale.c", {"tables": tables, "index": index}), name)
     if inputs.classes:
         count = max(recipe.outputs, len(inputs.classes))
         words = {"kind": "class" if recipe.targets is None else "number", "count": count}
+        words["width"] = width(inputs.classes)
         header += renamed(filled("names.h", words), name)
         program += renamed(filled("names.c", words), name) + c_strings(inputs.classes, count)
     front, end, rest = texts[f"{name}.h"].rpartition(END_OF_FUNCTIONS)
@@ -70,6 +71,11 @@ def c_strings(names: tuple[str, ...], count: int) -> str:
     """Names as C has them, in UTF-8, and empty ones for classes that may come."""
     names = (*(name[:LONGEST] for name in names), *[""] * (count - len(names)))
     return "    " + ",\n    ".join(map(c_string, names)) + "};\n"
+
+
+def width(names: tuple[str, ...]) -> int:
+    """Bytes of the longest of some strings of C, its end included."""
+    return max((len(name[:LONGEST].encode(errors="replace")) for name in names), default=0) + 1
 
 
 def c_string(text: str) -> str:

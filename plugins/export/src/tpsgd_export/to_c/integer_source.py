@@ -17,7 +17,16 @@ from tpsgd_export.recipe import Convolution
 from tpsgd_export.records import fingerprint, learning_mask
 from tpsgd_export.to_c.integer_scales import BITS, IntegerLayer, IntegerNet, input_range
 from tpsgd_export.to_c.memory import MemoryMap
-from tpsgd_export.to_c.source import ERRORS, LICENCE, error_codes, filled, read_text, row
+from tpsgd_export.to_c.source import (
+    ERRORS,
+    IN_FLASH,
+    LICENCE,
+    NEAR,
+    error_codes,
+    filled,
+    read_text,
+    row,
+)
 
 WIDTH = 96  # of a line of numbers
 
@@ -135,13 +144,14 @@ def _words(net: IntegerNet, at: IntegerPlaces) -> dict[str, Any]:
         "parameters": at.weight_count + at.bias_count,
         "logit_point": layers[-1].sum_point,
         "ram": at.state_bytes + at.arena_bytes,
+        "far": integer_layout(net).flash_bytes > NEAR,
         "tables": "".join(f"{table}\n" for table in _tables(net)),
         "rows": ",\n".join(f"    {_row(i, layer)}" for i, layer in enumerate(layers)),
         "first": _first_values(net),
         "random": net.random,
         "forward": forward,
         "step": step,
-        "head": _table("uint32_t", "net_head", head, "u", "TPS_IN_FLASH"),
+        "head": _table("uint32_t", "net_head", head, "u", IN_FLASH),
         "words": len(head),
         "class_word": CLASSES,
         "random_word": RANDOM,
@@ -154,12 +164,13 @@ def _tables(net: IntegerNet) -> Iterator[str]:
     for i, layer in enumerate(net.layers):
         if layer.codes is not None:
             bits = np.packbits(layer.codes.ravel(), bitorder="little")
-            yield _table("uint8_t", f"net_codes_{i}", bits)
+            yield _table("uint8_t", f"net_codes_{i}", bits, place=IN_FLASH)
         yield from _tables_of_maps(i, layer)
         if not layer.learns:
-            yield _table(f"{net.numbers}_t", f"net_weights_{i}", layer.weights.ravel())
+            kind, weights = f"{net.numbers}_t", layer.weights.ravel()
+            yield _table(kind, f"net_weights_{i}", weights, place=IN_FLASH)
             if layer.biases is not None:
-                yield _table("int32_t", f"net_biases_{i}", layer.biases)
+                yield _table("int32_t", f"net_biases_{i}", layer.biases, place=IN_FLASH)
 
 
 def _tables_of_maps(i: int, layer: IntegerLayer) -> Iterator[str]:
@@ -191,7 +202,7 @@ def _table(kind: str, name: str, values: Iterable[int], suffix: str = "", place:
 def _row(i: int, layer: IntegerLayer) -> str:
     factors = (row(f.mantissa, f.point) for f in (layer.slope, layer.gain, layer.log_gain))
     return row(
-        *(layer.inputs, layer.outputs, layer.limit, layer.activation),
+        *(layer.inputs, layer.outputs, layer.limit * layer.learns, layer.activation),
         *(layer.weight_point, layer.input_point, layer.output_point, *factors),
         "0" if layer.codes is None else f"net_codes_{i}",
         f"&net_maps_{i}" if isinstance(layer.block.layer, Convolution) else "0",
@@ -203,9 +214,10 @@ def _first_values(net: IntegerNet) -> str:
     learned = [layer for layer in net.layers if layer.learns]
     weights = np.concatenate([layer.weights.ravel() for layer in learned])
     biases = [layer.biases for layer in learned if layer.biases is not None]
-    text = _table(f"{net.numbers}_t", "net_weights_at_first", weights)
+    text = _table(f"{net.numbers}_t", "net_weights_at_first", weights, place=IN_FLASH)
     if biases:
-        text += "\n" + _table("int32_t", "net_biases_at_first", np.concatenate(biases))
+        numbers = np.concatenate(biases)
+        text += "\n" + _table("int32_t", "net_biases_at_first", numbers, place=IN_FLASH)
     return text
 
 

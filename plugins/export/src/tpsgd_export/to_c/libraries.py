@@ -42,12 +42,14 @@ def as_library(
 
 def _of_arduino(header: str, recipe: StepRecipe, words: dict, name: str) -> dict[str, str]:
     names = [word for word in WORDS if f"{renamed(word, name)}(" in header]
-    named = "net_class_names[best]" if renamed("net_class_names", name) in header else "best"
+    named = recipe.targets is None and renamed("net_class_names", name) in header
     words |= {
+        "named": named,
         "scale": "net_scale" in names,
         "of_numbers": recipe.targets is not None,
         "outputs": recipe.outputs,
-        "best": named,
+        "best": "NAME(best)" if named else "best",
+        "label": "NAME(label)" if named else "label",
     }
     texts = {
         "library.properties": filled("library.properties", words),
@@ -58,7 +60,6 @@ def _of_arduino(header: str, recipe: StepRecipe, words: dict, name: str) -> dict
     channels, length = recipe.shape if len(recipe.shape) == 2 else (1, recipe.inputs)
     if recipe.targets is None and length >= WINDOW:
         words |= {"channels": channels, "length": length, "every": max(1, length // 2)}
-        words["label"] = named.replace("best", "label")
         texts["examples/window/window.ino"] = filled("window.ino", words)
     return texts
 

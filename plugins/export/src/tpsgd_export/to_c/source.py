@@ -59,6 +59,10 @@ SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
 FORGOTTEN = """
  * A record has no moments: after it the optimizer begins anew."""
 NOWHERE = "TPS_NOWHERE"
+NEAR = (
+    60_000  # bytes of constants in the flash that an AVR reads, besides what a program puts there
+)
+IN_FLASH = "TPS_IN_FLASH"  # of a table: on an AVR it takes no RAM
 FEW_BLOCKS = 4  # up to which each is compiled with its constants: faster, and more code
 CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 
@@ -112,7 +116,7 @@ def kernels(recipe: StepRecipe) -> str:
     texts = {name: read_text(f"kernels/{name}.h") for name in names}
     if "quantiles" in chosen:  # of k / 4096 from k = 2048 on; the others follow by symmetry
         table = map(str, make_tables()[2048:].tolist())
-        texts["codes"] = array("int32_t", "tps_quantiles", table) + "\n" + texts["codes"]
+        texts["codes"] = array("int32_t", "tps_quantiles", table, IN_FLASH) + "\n" + texts["codes"]
     guard = ["#ifndef TPSGD_H", "#define TPSGD_H", "", *switches, ""]
     return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
 
@@ -169,7 +173,7 @@ def number(value: float) -> str:
 
 
 def array(kind: str, name: str, values: Iterable[str], place: str = "") -> str:
-    """A constant array; with `place` TPS_IN_FLASH out of the RAM of an AVR."""
+    """A constant array; with `place` IN_FLASH out of the RAM of an AVR."""
     values = list(values)
     lines = [", ".join(values[i : i + 8]) for i in range(0, len(values), 8)]
     body = ",\n    ".join(lines)
@@ -230,7 +234,7 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
     targets, lasting = recipe.targets, recipe.learned + len(measured)
     units = torch.stack([targets.shift, targets.scale]) if targets else torch.tensor([])
-    tables.append(floats("initial", [*weights, torch.tensor(measured), units], "TPS_IN_FLASH"))
+    tables.append(floats("initial", [*weights, torch.tensor(measured), units], IN_FLASH))
     draw = f"    tps_draw_codes(&codes{{}}, {recipe.outputs}u, s->weights + {{}});"
     drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
     adam, count = recipe.optimizer == "adam", len(recipe.blocks)
@@ -275,6 +279,7 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "dz": memory.dz,
         "logits": memory.logits,
         "arena": memory.arena,
+        "far": memory.flash_bytes > NEAR,
         "fingerprint": f"0x{fingerprint(recipe):08X}u",
         "mask": f"{learning_mask(recipe)}u",
     }
@@ -315,10 +320,11 @@ def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
     fixed = dict(block.parameters) if not block.learns else {}
     if block.scales is not None:
         rows = fixed.pop("weight").flatten(1) / block.scales[:, None]
-        yield array("int8_t", f"small{i}", map(str, rows.round().int().flatten().tolist()))
-        yield floats(f"scales{i}", [block.scales])
+        weights = map(str, rows.round().int().flatten().tolist())
+        yield array("int8_t", f"small{i}", weights, IN_FLASH)
+        yield floats(f"scales{i}", [block.scales], IN_FLASH)
     if fixed:
-        yield floats(f"fixed{i}", fixed.values())
+        yield floats(f"fixed{i}", fixed.values(), IN_FLASH)
     if isinstance(layer, DiagonalLayer):
         names = ("x", "h", "traces", "lambda", "mean")
         at = [memory.blocks[i].get(name, NOWHERE) for name in names]
@@ -331,13 +337,15 @@ def _code_tables(i: int, codes: Codes) -> Iterator[str]:
     streams = table = bits = "0"  # as with codes of every time step
     if codes.distribution == "bits" and codes.table is not None:
         bits = f"bits{i}"
-        yield array("uint32_t", bits, (f"0x{word:08X}u" for word in packed(codes.table)))
+        words = (f"0x{word:08X}u" for word in packed(codes.table))
+        yield array("uint32_t", bits, words, IN_FLASH)
     elif codes.table is not None:
         table = f"codes_of_classes{i}"
-        yield floats(table, [codes.table])
+        yield floats(table, [codes.table], IN_FLASH)
     elif codes.streams:
         streams = f"streams{i}"
-        yield array("uint64_t", streams, (f"UINT64_C(0x{s:016X})" for s in codes.streams))
+        words = (f"UINT64_C(0x{s:016X})" for s in codes.streams)
+        yield array("uint64_t", streams, words, "TPS_ROWS_IN_FLASH")
     kind = f"TPS_{codes.distribution.upper()}"
     fields = row(kind, codes.size, streams, table, number(codes.std), codes.filters, bits)
     yield f"static const tps_codes codes{i} = {fields};"

@@ -45,10 +45,10 @@ TPS_HOT void tps_carry_filter(const tps_block *b, const float *weights, uint32_t
     for (u = 0; u < c->kernel_rows; u++)
         for (v = 0; v < c->kernel_columns; v++, w++) {
             const tps_products of = tps_products_of(c, u, v);
-            for (k = 0; k + 4 <= channels; k += 4)
+            for (k = 0; k + 4 <= (TPS_FIXED(b) ? 0 : channels); k += 4)
                 tps_carry_four(c, &of, w + (uint32_t)k * kernel, kernel, dz + of.dz, error + k * plane + of.map);
             for (; k < channels; k++)
-                tps_carry_one(c, &of, w[(uint32_t)k * kernel], dz + of.dz, error + k * plane + of.map);
+                tps_carry_one(c, &of, TPS_OF(b, w + (uint32_t)k * kernel), dz + of.dz, error + k * plane + of.map);
         }
 }
 #endif
@@ -58,7 +58,7 @@ TPS_HOT void tps_carry_unit(const tps_block *b, const float *weights, uint32_t u
 {
     const float *w = weights + b->weight + unit * b->inputs;
     uint32_t k;
-    for (k = 0; k < b->inputs; k++) error[k] += dz * w[k];
+    for (k = 0; k < b->inputs; k++) error[k] += dz * TPS_OF(b, w + k);
 }
 
 /* A block's units, one after another: derivatives of the inputs from weights that have not moved yet,
@@ -95,7 +95,8 @@ TPS_HOT void tps_back_dense(const tps_block *b, const tps_rate *r, float *weight
 {
     const float *w = (b->fixed ? b->fixed : weights) + b->weight;
     uint32_t unit;
-    if (error) tps_add_columns(w, b->inputs, units, y, b->inputs, error);
+    if (TPS_FIXED(b) && error) tps_add_fixed(w, 1, b->inputs, b->inputs, y, units, error);
+    else if (error) tps_add_columns(w, b->inputs, units, y, b->inputs, error);
     if (!learns) return;
     for (unit = 0; unit < units; unit++) {
         y[unit] *= r->lr;
@@ -109,7 +110,7 @@ TPS_HOT void tps_back_dense(const tps_block *b, const tps_rate *r, float *weight
 TPS_HOT int tps_learns_before(const tps_net *net, uint32_t i)
 {
     while (i--)
-        if (net->blocks[i].local != TPS_FROZEN) return 1;
+        if (TPS_BYTE(&net->blocks[i].local) != TPS_FROZEN) return 1;
     return 0;
 }
 
@@ -118,7 +119,7 @@ TPS_HOT int tps_learns_before(const tps_net *net, uint32_t i)
 TPS_HOT void tps_back(const tps_net *net, uint32_t i, float *weights, float *moments, float *ticks,
                       const float *x, float lr, uint32_t learns)
 {
-    const tps_block *b = net->blocks + i;
+    TPS_ROW(tps_block, b, net->blocks + i);
     const uint32_t units = i + 1 == net->count ? net->classes : b->units, count = net->batch * b->inputs;
     const int own = b->local != TPS_FROZEN && learns >> i & 1u;
     float *error = tps_learns_before(net, i) ? net->arena + net->logits : 0;
@@ -139,14 +140,15 @@ TPS_HOT void tps_back(const tps_net *net, uint32_t i, float *weights, float *mom
 #endif
         tps_back_units(net, b, &r, weights, x, y, error, own, units);
     if (!error) return;
-    before = net->arena + b[-1].output;
-    for (k = 0; k < count; k++) before[k] = error[k] * tps_slope(b - 1, before[k]);
+    TPS_ROW(tps_block, earlier, net->blocks + i - 1);
+    before = net->arena + earlier->output;
+    for (k = 0; k < count; k++) before[k] = error[k] * tps_slope(earlier, before[k]);
 }
 
 /* The derivative of the loss takes the place of the last block's output; the loss comes back. */
 TPS_FN float tps_output_loss(const tps_net *net, const tps_label *labels)
 {
-    const tps_block *b = net->blocks + net->count - 1;
+    TPS_ROW(tps_block, b, net->blocks + net->count - 1);
     float *y = net->arena + b->output, loss = 0.0f, share = 1.0f / (float)net->batch;
     uint32_t n;
     for (n = 0; n < net->batch; n++)

@@ -42,6 +42,27 @@ typedef struct {
     uint32_t unpacked;   /* place in the arena where a few of them become floats */
 } tps_block;
 
+/* Weights of a block that does not learn lie in flash, from which an AVR reads one at a time; so do codes
+ * that do not learn. On other processors both are 0. */
+#define TPS_FIXED(b) (TPS_AVR && (b)->fixed)
+#define TPS_FIXED_CODES(b) (TPS_AVR && (b)->learned == TPS_NOWHERE)
+#define TPS_OF(b, place) (TPS_FIXED(b) ? TPS_NUMBER(place) : *(place))
+
+/* z plus the products of x with numbers in flash, `apart` from one to the next, in the order of x */
+TPS_FN float tps_fixed_sum(const float *w, uint32_t apart, const float *x, uint32_t count, float z)
+{
+    uint32_t k;
+    for (k = 0; k < count; k++) z += TPS_NUMBER(w + k * apart) * x[k];
+    return z;
+}
+
+/* Some sums of that kind, whose numbers begin `next` behind one another: z += W x, or W^T x */
+TPS_FN void tps_add_fixed(const float *w, uint32_t next, uint32_t apart, uint32_t sums, const float *x,
+                          uint32_t count, float *z)
+{
+    for (; sums; sums--, w += next, z++) *z = tps_fixed_sum(w, apart, x, count, *z);
+}
+
 /* Number i of the code of a class, as it was drawn or as it has been learned */
 TPS_HOT float tps_code_now(const tps_block *b, const float *weights, uint32_t member, uint32_t i)
 {
@@ -189,9 +210,10 @@ TPS_HOT void tps_dense(const tps_block *b, const float *weights, const float *x,
 {
     uint32_t unit;
     for (unit = 0; unit < b->units; unit++) y[unit] = 0.0f;
-    tps_add_rows(weights + b->weight, b->inputs, b->units, x, b->inputs, y);
+    if (TPS_FIXED(b)) tps_add_fixed(weights + b->weight, b->inputs, 1, b->units, x, b->inputs, y);
+    else tps_add_rows(weights + b->weight, b->inputs, b->units, x, b->inputs, y);
     for (unit = 0; unit < b->units; unit++)
-        y[unit] = tps_activate(b, b->bias == TPS_NOWHERE ? y[unit] : y[unit] + weights[b->bias + unit]);
+        y[unit] = tps_activate(b, b->bias == TPS_NOWHERE ? y[unit] : y[unit] + TPS_OF(b, weights + (b->bias + unit)));
 }
 
 /* The weights and the bias of one unit, from its dz in every sample of the batch */

@@ -159,9 +159,10 @@ TPS_FN void tps_cell_state(const tps_layer *layer, const float *weights, const f
     uint32_t unit, k;
     for (unit = 0; unit < b->units; unit++, w_x += b->inputs, w_h += b->units) {
         float z = 0.0f, rest;
-        for (k = 0; k < b->inputs; k++) z += w_x[k] * x[k];
-        if (b->bias != TPS_NOWHERE) z += weights[b->bias + unit] + weights[layer->bias_h + unit];
-        for (k = 0; k < b->units; k++) z += w_h[k] * h[k];
+        for (k = 0; k < b->inputs; k++) z += TPS_OF(b, w_x + k) * x[k];
+        if (b->bias != TPS_NOWHERE)
+            z += TPS_OF(b, weights + (b->bias + unit)) + TPS_OF(b, weights + (layer->bias_h + unit));
+        for (k = 0; k < b->units; k++) z += TPS_OF(b, w_h + k) * h[k];
         c[unit] = tps_activate(b, z);
         rest = c[unit] - h[unit];
         new_h[unit] = leak < 0.5f ? h[unit] + leak * rest : c[unit] - (1.0f - leak) * rest;

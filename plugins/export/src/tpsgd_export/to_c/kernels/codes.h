@@ -24,7 +24,7 @@ TPS_FN uint64_t tps_mix(uint64_t z)
 #ifdef TPS_WITH_QUANTILES
 TPS_FN int32_t tps_quantile(int32_t k) /* of k / 4096, times 65536 */
 {
-    return k >= 2048 ? tps_quantiles[k - 2048] : -tps_quantiles[2048 - k];
+    return k >= 2048 ? (int32_t)TPS_WORD(&tps_quantiles[k - 2048]) : -(int32_t)TPS_WORD(&tps_quantiles[2048 - k]);
 }
 
 TPS_FN float tps_normal(int32_t u) /* of 24 random bits */
@@ -40,12 +40,12 @@ TPS_FN float tps_code(const tps_codes *p, uint32_t member, uint32_t i)
 {
     float number;
     int32_t u;
-    if (p->distribution == TPS_TABLE) return p->table[member * p->size + i];
+    if (p->distribution == TPS_TABLE) return TPS_NUMBER(p->table + (member * p->size + i));
     if (p->distribution == TPS_BITS) {
         i += member * p->size;
-        return p->bits[i >> 5] >> (i & 31u) & 1u ? p->std : -p->std;
+        return TPS_WORD(p->bits + (i >> 5)) >> (i & 31u) & 1u ? p->std : -p->std;
     }
-    u = (int32_t)(tps_mix(p->streams[member] + i * TPS_GOLDEN) >> 40);
+    u = (int32_t)(tps_mix(TPS_STREAM(p->streams + member) + i * TPS_GOLDEN) >> 40);
     if (p->distribution == TPS_BINARY) number = u >> 23 ? 1.0f : -1.0f;
     else if (p->distribution == TPS_UNIFORM)
         number = (float)(2 * u + 1 - (INT32_C(1) << 24)) * (float)(1.7320508075688772 / 16777216.0);

@@ -97,11 +97,11 @@ TPS_FN void tps_find_lambda(const tps_layer *layer, const float *w, float *lambd
 {
     uint32_t i, states = layer->diagonal->states;
     for (i = 0; i < states; i++) {
-        float size = tps_exp(-tps_exp(w[i])), cosine, sine;
-        tps_turn(tps_exp(w[states + i]), &cosine, &sine);
+        float size = tps_exp(-tps_exp(TPS_OF(layer->block, w + i))), cosine, sine;
+        tps_turn(tps_exp(TPS_OF(layer->block, w + (states + i))), &cosine, &sine);
         lambda[2 * i] = size * cosine;
         lambda[2 * i + 1] = size * sine;
-        lambda[2 * states + i] = tps_exp(w[2 * states + i]);
+        lambda[2 * states + i] = tps_exp(TPS_OF(layer->block, w + (2 * states + i)));
     }
 }
 
@@ -135,8 +135,8 @@ TPS_FN void tps_carry_state(const tps_layer *layer, const float *w, const float 
     for (i = 0; i < states; i++, b += 2 * in) {
         float re = 0.0f, im = 0.0f, gamma = lambda[2 * states + i];
         for (k = 0; k < in; k++) {
-            re += b[k] * x[k];
-            im += b[in + k] * x[k];
+            re += TPS_OF(layer->block, b + k) * x[k];
+            im += TPS_OF(layer->block, b + (in + k)) * x[k];
         }
         tps_rotate(lambda + 2 * i, h + 2 * i, h + 2 * i + 1, gamma * re, gamma * im);
     }
@@ -150,6 +150,10 @@ TPS_FN float tps_dot(const float *a, const float *b, uint32_t count)
     return sum;
 }
 
+/* The products of x with weights of a layer */
+#define TPS_DOT(layer, w, x, count) \
+    (TPS_FIXED((layer)->block) ? tps_fixed_sum(w, 1, x, count, 0.0f) : tps_dot(w, x, count))
+
 /* y of a state; u, v = gelu(u), the gate's inputs z, and n, its normalised outputs, stay in scratch */
 TPS_FN void tps_features(const tps_layer *layer, const float *w, const float *h, const float *x,
                          tps_between f, float *y)
@@ -159,11 +163,11 @@ TPS_FN void tps_features(const tps_layer *layer, const float *w, const float *h,
     tps_places p = tps_places_of(layer);
     float mean = 0.0f, variance = 0.0f;
     for (j = 0; j < units; j++) {
-        f.u[j] = tps_dot(w + p.d + j * in, x, in) + tps_dot(w + p.c + j * pairs, h, pairs);
+        f.u[j] = TPS_DOT(layer, w + p.d + j * in, x, in) + TPS_DOT(layer, w + p.c + j * pairs, h, pairs);
         f.v[j] = 0.5f * f.u[j] * (1.0f + tps_erf(f.u[j] * 0.707106781f));
     }
     for (j = 0; j < 2 * units; j++)
-        f.z[j] = w[p.gate_bias + j] + tps_dot(w + p.gate + j * units, f.v, units);
+        f.z[j] = TPS_OF(layer->block, w + (p.gate_bias + j)) + TPS_DOT(layer, w + p.gate + j * units, f.v, units);
     for (j = 0; j < units; j++) {
         f.n[j] = f.z[j] * tps_sigmoid(f.z[units + j]);
         mean += f.n[j];
@@ -176,7 +180,7 @@ TPS_FN void tps_features(const tps_layer *layer, const float *w, const float *h,
     *f.rstd = 1.0f / tps_sqrt(variance / (float)units + 1e-5f);
     for (j = 0; j < units; j++) {
         f.n[j] *= *f.rstd;
-        y[j] = f.n[j] * w[p.norm + j] + w[p.norm_bias + j];
+        y[j] = f.n[j] * TPS_OF(layer->block, w + (p.norm + j)) + TPS_OF(layer->block, w + (p.norm_bias + j));
     }
 }
 

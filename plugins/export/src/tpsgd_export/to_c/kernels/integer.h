@@ -41,7 +41,7 @@ struct tps_int_maps; /* of a convolution: kernels/integer_maps.h */
 /* The constants of a layer. They lie in flash. */
 typedef struct {
     uint16_t inputs, outputs;
-    int16_t limit;        /* of a weight */
+    int16_t limit;        /* of a weight, or 0: it does not learn, and lies in flash */
     uint8_t activation;
     int8_t weight_point, input_point, output_point;
     tps_factor slope;     /* below 0; the mantissa of a ReLU is 0 */
@@ -151,7 +151,7 @@ TPS_INT_FN tps_factor tps_product(tps_factor a, tps_factor b)
             const TYPE *p = x;                                                                  \
             uint32_t k = inputs;                                                                \
             int32_t z0 = *z;                                                                    \
-            do z0 += *w++ * *p++;                                                               \
+            do z0 += (int32_t)*w++ * *p++; /* an int may have 16 bits */                        \
             while (--k);                                                                        \
             *z++ = z0;                                                                          \
         }                                                                                       \
@@ -159,25 +159,40 @@ TPS_INT_FN tps_factor tps_product(tps_factor a, tps_factor b)
 TPS_SUMS_OF(tps_sums_of_inputs, TPS_INPUT)
 TPS_SUMS_OF(tps_sums_of_units, int16_t)
 
+/* Weights of a layer that does not learn lie in flash, from which an AVR reads one at a time. On other
+ * processors the first is 0. */
+#define TPS_INT_FIXED(l) (TPS_AVR && !(l)->limit)
+#define TPS_INT_OF(l, place) (TPS_INT_FIXED(l) ? TPS_INTEGER(place) : *(place))
+
 /* What a layer reads: the bytes of a sample, or the units of the layer before it. */
 typedef struct {
     const TPS_INPUT *bytes;
     const int16_t *units;
 } tps_source;
 
+/* z += w x of weights in flash */
+TPS_INT_FN void tps_fixed_sums(const TPS_WEIGHT *w, tps_source x, uint32_t inputs, uint32_t rows, int32_t *z)
+{
+    uint32_t k;
+    for (; rows; rows--, w += inputs, z++)
+        for (k = 0; k < inputs; k++)
+            *z += (int32_t)TPS_INTEGER(w + k) * (x.bytes ? x.bytes[k] : x.units[k]);
+}
+
 /* z of some units, b + w x */
 TPS_INT_FN void tps_int_sums(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
                              tps_source x, uint32_t first, uint32_t units, int32_t *z)
 {
     uint32_t j;
-    for (j = 0; j < units; j++) z[j] = b ? b[first + j] : 0;
+    for (j = 0; j < units; j++) z[j] = b ? TPS_INT_OF(l, b + (first + j)) : 0;
     w += first * l->inputs;
-    if (x.bytes) tps_sums_of_inputs(w, x.bytes, l->inputs, units, z);
+    if (TPS_INT_FIXED(l)) tps_fixed_sums(w, x, l->inputs, units, z);
+    else if (x.bytes) tps_sums_of_inputs(w, x.bytes, l->inputs, units, z);
     else tps_sums_of_units(w, x.units, l->inputs, units, z);
 }
 
 /* tanh(k / 16) 2^15 */
-static const uint16_t tps_tanh_table[65] TPS_UNUSED = {
+static const uint16_t tps_tanh_table[65] TPS_UNUSED TPS_IN_FLASH = {
     0, 2045, 4075, 6073, 8025, 9919, 11743, 13486, 15143, 16706, 18173, 19542, 20813, 21986,
     23066, 24054, 24956, 25776, 26519, 27191, 27797, 28341, 28830, 29268, 29660, 30010, 30322,
     30600, 30847, 31067, 31262, 31435, 31589, 31726, 31846, 31953, 32048, 32132, 32206, 32271,
@@ -190,8 +205,8 @@ TPS_INT_FN int32_t tps_int_tanh(int32_t z, int32_t point) /* the result has poin
     u = point >= 12 ? u >> (point - 12) : tps_grow(u, 12 - point, 16384);
     if (u > 16383) u = 16383;
     k = u >> 8;
-    y = tps_tanh_table[k];
-    y = y * 256 + (tps_tanh_table[k + 1] - y) * (u & 255);
+    y = TPS_SHORT(&tps_tanh_table[k]);
+    y = y * 256 + (TPS_SHORT(&tps_tanh_table[k + 1]) - y) * (u & 255);
     y = (y + 2048) >> 12;
     if (y > TPS_ACTIVATION_LIMIT) y = TPS_ACTIVATION_LIMIT;
     return z < 0 ? -y : y;
@@ -241,14 +256,14 @@ TPS_INT_FN int32_t tps_int_slope(const tps_int_layer *l, int32_t y, int32_t D)
 /* ---- softmax of a few classes ---- */
 
 /* 2^(-k / 32) 2^15 */
-static const uint16_t tps_exp2_table[33] TPS_UNUSED = {
+static const uint16_t tps_exp2_table[33] TPS_UNUSED TPS_IN_FLASH = {
     32768, 32066, 31379, 30706, 30048, 29405, 28774, 28158, 27554, 26964, 26386, 25821, 25268,
     24726, 24196, 23678, 23170, 22674, 22188, 21713, 21247, 20792, 20347, 19911, 19484, 19066,
     18658, 18258, 17867, 17484, 17109, 16743, 16384};
 
 TPS_INT_FN uint32_t tps_exp2(uint32_t t) /* 2^-t, t with point 12; the result has point 15 */
 {
-    uint32_t k = (t >> 7) & 31, high = tps_exp2_table[k], low = tps_exp2_table[k + 1];
+    uint32_t k = (t >> 7) & 31, high = TPS_SHORT(&tps_exp2_table[k]), low = TPS_SHORT(&tps_exp2_table[k + 1]);
     high -= ((high - low) * (t & 127) + 64) >> 7;
     return t >= UINT32_C(16) << 12 ? 0 : high >> (t >> 12);
 }
@@ -302,7 +317,7 @@ TPS_INT_FN void tps_int_read_out(const tps_int_layer *l, const int16_t *y,
     uint32_t c, j, i = 0;
     for (c = 0; c < classes; c++) {
         int32_t sum = 0;
-        for (j = 0; j < units; j++, i++) sum += (l->codes[i >> 3] >> (i & 7)) & 1 ? y[j] : -y[j];
+        for (j = 0; j < units; j++, i++) sum += (TPS_BYTE(l->codes + (i >> 3)) >> (i & 7)) & 1 ? y[j] : -y[j];
         sums[c] = sum;
     }
 }
@@ -313,7 +328,7 @@ TPS_INT_FN int32_t tps_int_feedback(const tps_int_layer *l, const int32_t *e,
     const uint32_t units = l->outputs;
     int32_t D = 0;
     for (; classes; classes--, unit += units, e++)
-        D += (l->codes[unit >> 3] >> (unit & 7)) & 1 ? *e : -*e;
+        D += (TPS_BYTE(l->codes + (unit >> 3)) >> (unit & 7)) & 1 ? *e : -*e;
     return D;
 }
 

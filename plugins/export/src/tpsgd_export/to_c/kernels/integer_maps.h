@@ -56,13 +56,13 @@ TPS_INT_FN void tps_int_convolve(const tps_int_layer *l, const TPS_WEIGHT *w, co
             tps_range rows = tps_inside(top, m->step_rows, m->kernel_rows, m->rows);
             for (j = 0; j < m->out_columns; j++, left += m->stride_columns) {
                 tps_range columns = tps_inside(left, m->step_columns, across, m->columns);
-                int32_t z = b ? b[unit] : 0, map = tps_int_maps_of(l, unit);
+                int32_t z = b ? TPS_INT_OF(l, b + unit) : 0, map = tps_int_maps_of(l, unit);
                 for (k = 0; k < m->channels / m->groups; k++, map += tps_int_plane(m))
                     for (u = rows.first; u < rows.end; u++) {
                         const TPS_WEIGHT *weight = w + (k * m->kernel_rows + u) * across;
                         int32_t at = map + (top + u * m->step_rows) * m->columns + left;
                         for (v = columns.first; v < columns.end; v++)
-                            z += weight[v] * tps_int_input(x, at + v * m->step_columns);
+                            z += TPS_INT_OF(l, weight + v) * tps_int_input(x, at + v * m->step_columns);
                     }
                 *y++ = tps_int_activate(l, z);
             }
@@ -128,7 +128,7 @@ TPS_INT_FN void tps_int_pool(const struct tps_int_maps *m, int16_t *y)
 TPS_INT_FN int tps_int_bit(const tps_int_layer *l, uint32_t c, int32_t n)
 {
     uint32_t i = c * ((uint32_t)l->outputs * l->maps->grid_rows * l->maps->grid_columns) + (uint32_t)n;
-    return (l->codes[i >> 3] >> (i & 7)) & 1;
+    return (TPS_BYTE(l->codes + (i >> 3)) >> (i & 7)) & 1;
 }
 
 /* The logits of a readout of means over cells, before their gain */

@@ -156,11 +156,13 @@ TPS_HOT void tps_read_out(const tps_block *b, const float *weights, float gain, 
     uint32_t unit, c, n;
     float f[TPS_CELLS];
     for (c = 0; c < classes; c++) e[c] = 0.0f;
-    if (table && cells == b->pixels) tps_add_rows(table, size, classes, y, size, e);
+    if (TPS_FIXED_CODES(b) && table && cells == b->pixels) tps_add_fixed(table, size, 1, classes, y, size, e);
+    else if (table && cells == b->pixels) tps_add_rows(table, size, classes, y, size, e);
     else
         for (unit = 0; unit < b->units; unit++, y += b->pixels) {
             tps_map_features(b, y, f);
-            if (table) tps_add_rows(table + unit * cells, size, classes, f, cells, e);
+            if (TPS_FIXED_CODES(b) && table) tps_add_fixed(table + unit * cells, size, 1, classes, f, cells, e);
+            else if (table) tps_add_rows(table + unit * cells, size, classes, f, cells, e);
             else
                 for (n = 0; n < cells; n++)
                     for (c = 0; c < classes; c++) e[c] += f[n] * tps_code(b->codes, c, unit * cells + n);
@@ -175,7 +177,8 @@ TPS_HOT void tps_feature_derivatives(const tps_block *b, const float *weights, c
     const float *table = tps_code_table(b, weights);
     uint32_t n, c;
     for (n = 0; n < count; n++) df[n] = 0.0f;
-    if (table) tps_add_columns(table + first, b->codes->size, classes, e, count, df);
+    if (TPS_FIXED_CODES(b) && table) tps_add_fixed(table + first, 1, b->codes->size, count, e, classes, df);
+    else if (table) tps_add_columns(table + first, b->codes->size, classes, e, count, df);
     else
         for (n = 0; n < count; n++)
             for (c = 0; c < classes; c++) df[n] += e[c] * tps_code(b->codes, c, first + n);

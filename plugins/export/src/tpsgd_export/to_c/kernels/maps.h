@@ -78,6 +78,22 @@ TPS_HOT float tps_one_filter(const tps_convolution *c, const tps_window_inside *
     return z;
 }
 
+/* The same of weights in flash */
+TPS_FN float tps_fixed_filter(const tps_convolution *c, const tps_window_inside *at, const float *map,
+                              const float *w)
+{
+    float z = 0.0f;
+    int32_t k, u;
+    for (k = c->channels / c->groups; k; k--, map += c->rows * c->columns, w += at->gap) {
+        const float *row = map;
+        for (u = at->rows; u; u--, row += c->step_rows * c->columns, w += at->columns + at->skip) {
+            int32_t v;
+            for (v = 0; v < at->columns; v++) z += TPS_NUMBER(w + v) * row[v * c->step_columns];
+        }
+    }
+    return z;
+}
+
 /* y = sigma(x * W + b) of one sample: four filters of a group read each pixel together. */
 TPS_HOT void tps_convolve(const tps_block *b, const float *weights, const float *x, float *y)
 {
@@ -94,10 +110,12 @@ TPS_HOT void tps_convolve(const tps_block *b, const float *weights, const float 
                 const float *w = weights + b->weight + unit * b->fan_in + at.first;
                 const float *map = at.x + (int32_t)(unit / group) * maps;
                 lanes = group % 4 == 0 || group - unit % group >= 4 ? 4 : 1;
+                if (TPS_FIXED(b)) lanes = 1;
                 if (lanes == 4) tps_four_filters(c, &at, map, w, (int32_t)b->fan_in, z);
+                else if (TPS_FIXED(b)) z[0] = tps_fixed_filter(c, &at, map, w);
                 else z[0] = tps_one_filter(c, &at, map, w);
                 for (l = 0; l < lanes; l++) {
-                    const float bias = b->bias == TPS_NOWHERE ? 0.0f : weights[b->bias + unit + l];
+                    const float bias = b->bias == TPS_NOWHERE ? 0.0f : TPS_OF(b, weights + (b->bias + unit + l));
                     y[(unit + l) * b->pixels] = tps_activate(b, z[l] + bias);
                 }
             }

@@ -13,7 +13,7 @@
 #define TPS_FN static
 #endif
 /* In a net of few blocks, what is TPS_HOT is written out for each block, with its constants. */
-#if defined(__GNUC__) && defined(TPS_WITH_CONSTANTS)
+#if defined(__GNUC__) && defined(TPS_WITH_CONSTANTS) && !defined(__AVR__)
 #define TPS_HOT static inline __attribute__((always_inline, unused))
 #define TPS_ONCE static __attribute__((noinline, unused))
 #else

@@ -8,10 +8,10 @@ TPS_FN void tps_unpack(const tps_block *b, uint32_t unit, uint32_t rows, float *
     const int8_t *from = b->small + unit * b->fan_in;
     uint32_t i, k;
     for (i = 0; i < rows; i++) {
-        float scale = b->scales[unit + i];
-        for (k = 0; k < b->fan_in; k++) *w++ = scale * (float)*from++;
+        float scale = TPS_NUMBER(b->scales + (unit + i));
+        for (k = 0; k < b->fan_in; k++) *w++ = scale * (float)(int8_t)TPS_BYTE(from++);
     }
-    for (i = 0; i < rows && b->bias != TPS_NOWHERE; i++) *w++ = b->fixed[b->bias + unit + i];
+    for (i = 0; i < rows && b->bias != TPS_NOWHERE; i++) *w++ = TPS_NUMBER(b->fixed + (b->bias + unit + i));
 }
 
 TPS_FN void tps_small_outputs(const tps_block *b, float *unpacked, const float *x, float *y)

@@ -93,11 +93,13 @@ TPS_FN int tps_answer(const tps_net *net, const float *x, float *logits)
 
 TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x, float *logits)
 {
+    TPS_ROW(tps_block, first, net->blocks);
     uint32_t i;
-    if (!tps_usable(x, net->blocks[0].inputs)) return TPS_BAD_INPUT;
+    if (!tps_usable(x, first->inputs)) return TPS_BAD_INPUT;
     for (i = 0; i < net->count; i++) {
-        float *y = tps_outputs(net, net->blocks + i, weights, x, 1);
-        tps_pool_outputs(net->blocks + i, y, 1);
+        TPS_ROW(tps_block, b, net->blocks + i);
+        float *y = tps_outputs(net, b, weights, x, 1);
+        tps_pool_outputs(b, y, 1);
         x = y;
     }
     return tps_answer(net, x, logits);
@@ -255,8 +257,9 @@ TPS_HOT float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *
 
 TPS_FN int tps_refuse(const tps_net *net, const float *x, const tps_label *labels, float lr)
 {
+    TPS_ROW(tps_block, first, net->blocks);
     uint32_t n;
-    if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
+    if (!tps_usable(x, net->batch * first->inputs)) return TPS_BAD_INPUT;
     if (!tps_is_rate(lr)) return TPS_BAD_RATE;
     for (n = 0; n < net->batch; n++)
 #ifdef TPS_WITH_NUMBERS
@@ -273,7 +276,7 @@ TPS_HOT int tps_pass(const tps_net *net, uint32_t i, float *weights, float *mome
                      float *gains, const float **x, float *y, const tps_label *labels, float lr,
                      uint32_t learns, float *loss)
 {
-    const tps_block *b = net->blocks + i;
+    TPS_ROW(tps_block, b, net->blocks + i);
     if (!tps_usable(y, net->batch * b->units * b->pixels)) return TPS_DIVERGED;
     if (b->local != TPS_FROZEN && learns >> i & 1u) {
 #ifdef TPS_ADAM
@@ -298,7 +301,8 @@ TPS_FN int tps_step(const tps_net *net, float *weights, float *moments, float *t
     if (error) return error;
     for (i = 0; i < net->count; i++) loss[i] = 0.0f;
     for (i = 0; i < net->count && !error; i++) {
-        float *y = tps_outputs(net, net->blocks + i, weights, x, net->batch);
+        TPS_ROW(tps_block, b, net->blocks + i);
+        float *y = tps_outputs(net, b, weights, x, net->batch);
         error = tps_pass(net, i, weights, moments, ticks, gains, &x, y, labels, lr, learns, loss);
     }
     return error;

@@ -1,7 +1,8 @@
 TPS_ONCE float *net_outputs_${block}(const net_state *s, net_arena *a, const float *x, uint32_t samples)
 {
     const tps_net net = net_of(s, a);
-    return tps_outputs(&net, blocks + ${block}, s->weights, x, samples);
+    TPS_ROW(tps_block, b, blocks + ${block});
+    return tps_outputs(&net, b, s->weights, x, samples);
 }
 
 @!backprop TPS_ONCE int net_pass_${block}(net_state *s, net_arena *a, const float **x, const $label *labels, float lr,

@@ -6,6 +6,9 @@ $licence
 #define TPS_INPUT $kind
 #include "net.h"
 #include "tpsgd.h"
+@far #if defined(__AVR__)
+@far #error "the constants of this net do not fit into the first 64 KB of flash, which an AVR can read"
+@far #endif
 
 ${tables}static const tps_int_layer net_layers[NET_BLOCKS] = {
 $rows};
@@ -14,9 +17,9 @@ $first
 void net_begin(net_state *s)
 {
     uint32_t i;
-    for (i = 0; i < NET_WEIGHTS; i++) s->weights[i] = net_weights_at_first[i];
+    for (i = 0; i < NET_WEIGHTS; i++) s->weights[i] = (TPS_WEIGHT)TPS_INTEGER(&net_weights_at_first[i]);
     for (; i < sizeof s->weights / sizeof s->weights[0]; i++) s->weights[i] = 0;
-@bias_count     for (i = 0; i < NET_BIASES; i++) s->biases[i] = net_biases_at_first[i];
+@bias_count     for (i = 0; i < NET_BIASES; i++) s->biases[i] = TPS_INTEGER(&net_biases_at_first[i]);
     s->random = UINT32_C($random);
     s->classes = $classes;
 }

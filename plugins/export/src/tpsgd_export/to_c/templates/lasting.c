@@ -71,7 +71,7 @@ static int net_take(net_state *s, tps_intake *in)
 @!recurrent     if (i >= NET_BLOCKS) return NET_BAD_ORDER;
 @!recurrent @backprop     if (i) return NET_BAD_ORDER;
 @!recurrent @backprop     return net_step(s, a, x, labels, lr, learns, loss); /* one part: the error comes last */
-@!recurrent @!backprop     if (i) x = a->numbers + net.blocks[i - 1].output;
+@!recurrent @!backprop     if (i) x = a->numbers + TPS_WORD(&net.blocks[i - 1].output);
 @!recurrent @!backprop     net.blocks += i;
 @!recurrent @!backprop     error = tps_refuse(&net, x, labels, lr);
 @!recurrent @!backprop     if (error) return error;

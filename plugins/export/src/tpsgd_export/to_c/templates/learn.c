@@ -1,9 +1,12 @@
 $licence
 #include "net.h"
 #include "tpsgd.h"
+@far #if defined(__AVR__)
+@far #error "the constants of this net do not fit into the first 64 KB of flash, which an AVR can read"
+@far #endif
 
 $tables
-static const tps_block blocks[NET_BLOCKS] = {
+static const tps_block blocks[NET_BLOCKS] TPS_ROWS_IN_FLASH = {
 $rows};
 
 TPS_HOT tps_net net_of(const net_state *s, net_arena *a)
@@ -26,7 +29,8 @@ static float *net_outputs(const net_state *s, net_arena *a, uint32_t i, const fl
 @constants $outputs_of_blocks
 @constants     default: return 0;
 @constants     }
-@!constants     return tps_outputs(&net, blocks + i, s->weights, x, samples);
+@!constants     TPS_ROW(tps_block, b, blocks + i);
+@!constants     return tps_outputs(&net, b, s->weights, x, samples);
 }
 
 int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
@@ -36,7 +40,8 @@ int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
     if (!tps_usable(x, NET_INPUT)) return NET_BAD_INPUT;
     for (i = 0; i < NET_BLOCKS; i++) {
         float *y = net_outputs(s, a, i, x, 1);
-        tps_pool_outputs(blocks + i, y, 1);
+        TPS_ROW(tps_block, b, blocks + i);
+        tps_pool_outputs(b, y, 1);
         x = y;
     }
     return tps_answer(&net, x, logits);
@@ -47,7 +52,8 @@ int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 @!backprop                     uint32_t learns, float *loss)
 @!backprop {
 @!constants @!backprop     tps_net net = net_of(s, a);
-@!constants @!backprop     float *y = tps_outputs(&net, blocks + i, s->weights, *x, $batch);
+@!constants @!backprop     TPS_ROW(tps_block, b, blocks + i);
+@!constants @!backprop     float *y = tps_outputs(&net, b, s->weights, *x, $batch);
 @!constants @!backprop     return tps_pass(&net, i, s->weights, $moments_at, $ticks_at, $gains_at, x, y, labels, lr, learns, loss);
 @constants @!backprop     switch (i) {
 @constants @!backprop $passes_of_blocks
@@ -77,11 +83,11 @@ int net_step(net_state *s, net_arena *a, const float *x, const $label *labels, f
 @!backprop     return error;
 @backprop     for (i = 0; i < NET_BLOCKS; i++) {
 @backprop         x = net_outputs(s, a, i, x, $batch);
-@backprop         if (!tps_usable(x, $batch * blocks[i].units * blocks[i].pixels)) return NET_DIVERGED;
+@backprop         if (!tps_usable(x, $batch * TPS_WORD(&blocks[i].units) * TPS_WORD(&blocks[i].pixels))) return NET_DIVERGED;
 @backprop     }
 @backprop     loss[NET_BLOCKS - 1] = tps_output_loss(&net, labels);
 @backprop     for (i = NET_BLOCKS; i-- > 0;)
-@backprop         net_back(s, a, i, i ? a->numbers + blocks[i - 1].output : input, lr, learns);
+@backprop         net_back(s, a, i, i ? a->numbers + TPS_WORD(&blocks[i - 1].output) : input, lr, learns);
 @backprop     return NET_OK;
 }
 

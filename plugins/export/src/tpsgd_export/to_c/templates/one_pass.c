@@ -1,6 +1,7 @@
 $licence
 #include "$n.h"
-
+@flash 
+@flash $flash
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -37,14 +38,19 @@ static int ${n}_usable(const float *x, uint32_t count)
     return 1;
 }
 
+@named #if defined(__AVR__)
+@named const char ${n}_class_names[${N}_CLASSES][$width] TPS_IN_FLASH = {
+@named #else
 @named const char *const ${n}_class_names[${N}_CLASSES] = {
+@named #endif
 @named $names
 @named 
 @scaled $tables
 @scaled void ${n}_scale(float *x)
 @scaled {
 @scaled     uint32_t i;
-@scaled     for (i = 0; i < $inputs; i++) x[i] = (x[i] - ${n}_shift[$index]) / ${n}_scales[$index];
+@scaled     for (i = 0; i < $inputs; i++)
+@scaled         x[i] = (x[i] - TPS_NUMBER(${n}_shift + $index)) / TPS_NUMBER(${n}_scales + $index);
 @scaled }
 @scaled 
 @random /* 32 signs of the projection: they are computed again for each sample, and stored nowhere */

@@ -80,8 +80,13 @@ static inline int ${n}_predict(const ${n}_state *s, ${n}_arena *a, const float *
     return error;
 }
 
-@named /* Names of the classes by their labels, "" for those that may come */
+@named /* Names of the classes by their labels, "" for those that may come; on an AVR in flash, where strcpy_P
+@named  * reads them */
+@named #if defined(__AVR__)
+@named extern const char ${n}_class_names[${N}_CLASSES][$width];
+@named #else
 @named extern const char *const ${n}_class_names[${N}_CLASSES];
+@named #endif
 @named 
 /* Call ${n}_seal before the bytes of a state are written to flash, and ${n}_check after they were read: 1 if
  * they are whole and belong to this head, else 0. */

@@ -1,9 +1,12 @@
 $licence
 #include "net.h"
 #include "tpsgd.h"
+@far #if defined(__AVR__)
+@far #error "the constants of this net do not fit into the first 64 KB of flash, which an AVR can read"
+@far #endif
 
 $tables
-static const tps_block blocks_of_net[NET_BLOCKS] = {
+static const tps_block blocks_of_net[NET_BLOCKS] TPS_ROWS_IN_FLASH = {
 $rows};
 
 static const tps_layer layers[$layer_count] = {

@@ -1,6 +1,11 @@
 @!of_numbers // $inputs numbers on a line ask the net; with a label after them, it learns.
 @of_numbers // $inputs numbers on a line ask the net; with $outputs more after them, the label, it learns.
 #include <net.h>
+@named #if defined(__AVR__)  // names are in flash
+@named #define NAME(label) ((const __FlashStringHelper *)net_class_names[label])
+@named #else
+@named #define NAME(label) net_class_names[label]
+@named #endif
 
 static net_state state;
 static net_arena arena;

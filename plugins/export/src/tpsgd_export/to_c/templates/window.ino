@@ -1,6 +1,11 @@
 // The last $length samples of a sensor, $channels numbers each, ask the net; while a button is held, they
 // teach it the class whose button it is.
 #include <net.h>
+@named #if defined(__AVR__)  // names are in flash
+@named #define NAME(label) ((const __FlashStringHelper *)net_class_names[label])
+@named #else
+@named #define NAME(label) net_class_names[label]
+@named #endif
 
 const uint32_t CHANNELS = $channels, LENGTH = $length;
 const uint32_t EVERY = $every;         // samples from one window to the next
