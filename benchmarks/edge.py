@@ -9,7 +9,7 @@
 - `split`: what the fused update saves and what the local rule saves, computed.
 - `table`: steps of the local rule beside generated backprop and rivals, in bytes, instructions and
   accuracy (`edge_table`, `edge_passes`); `--rivals FOLDER` has the sources of rivals; `--arms`
-  measures some arms of the passes again, and the rows of the others stay.
+  and `--nets` measure some rows of the passes again, and the others stay.
 - `adaptor`: heads on features of a frozen VGG16, in C, beside ridge and backprop in Python.
 
 QEMU counts instructions. They are not cycles: it has no flash that makes a processor wait, and no
@@ -201,8 +201,8 @@ def main() -> None:
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=SECTIONS)
     parser.add_argument("--features", type=Path, default=Path("vgg16_imagenette.npz"))
     parser.add_argument("--rivals", type=Path, help="folder of rivals' sources, for the table")
-    arms = edge_passes.ARMS
-    parser.add_argument("--arms", choices=arms, nargs="+", default=arms, help="of the passes")
+    for word, names in (("--arms", edge_passes.ARMS), ("--nets", edge_passes.NETS)):
+        parser.add_argument(word, choices=names, nargs="+", default=names, help="of the passes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = arguments.out / "edge.json"
@@ -213,7 +213,8 @@ def main() -> None:
     }  # fmt: skip
     for section in arguments.only:
         if section == "passes":  # a row after another: the others stay
-            stages = edge_passes.measure(arguments.arms, record.get(section, {}).get("rows", []))
+            rows = record.get(section, {}).get("rows", [])
+            stages = edge_passes.measure(arguments.arms, arguments.nets, rows)
         else:
             stages = iter([measure(section, arguments.features, arguments.rivals)])
         for figures in stages:

@@ -206,17 +206,17 @@ def best_by_hand(rows: list[Row], net: str) -> Row:
     return row
 
 
-def measure(arms: Iterable[str], before: list[Row]) -> Iterator[Row]:
-    """The section after every row; rows of other arms stay as they were before.
+def measure(arms: Iterable[str], nets: Iterable[str], before: list[Row]) -> Iterator[Row]:
+    """The section after every row; rows of other arms and nets stay as they were before.
 
     Backprop of the cell, which would go through time, is left out.
     """
     settings = {"rates": RATES, "seeds": SEEDS, "search_seeds": SEARCH_SEEDS, "by_hand": BY_HAND}
     rows = {(row["net"], row["arm"]): row for row in before if row["arm"] in ARMS}
     for arm in arms:
-        for net in NETS:
+        for net in nets:
             if (net, arm) != ("cell 1-32-2", "backprop"):
                 rows[net, arm] = {"commit": commit()} | learned(net, arm)
-                nets = dict.fromkeys(each for each, name in rows if name in BY_HAND)
-                best = [best_by_hand(list(rows.values()), each) for each in nets]
+                scaled = dict.fromkeys(each for each, name in rows if name in BY_HAND)
+                best = [best_by_hand(list(rows.values()), each) for each in scaled]
                 yield {"settings": settings, "rows": [*rows.values(), *best]}
