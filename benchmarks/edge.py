@@ -8,7 +8,8 @@
   control and backprop in Python beside them; one of them on other processors, too.
 - `split`: what the fused update saves and what the local rule saves, computed.
 - `table`: steps of the local rule beside generated backprop and rivals, in bytes, instructions and
-  accuracy (`edge_table`, `edge_passes`); `--rivals FOLDER` has the sources of rivals.
+  accuracy (`edge_table`, `edge_passes`); `--rivals FOLDER` has the sources of rivals; `--arms`
+  and `--nets` measure some rows of the passes again, and the others stay.
 - `adaptor`: heads on features of a frozen VGG16, in C, beside ridge and backprop in Python.
 
 QEMU counts instructions. They are not cycles: it has no flash that makes a processor wait, and no
@@ -53,8 +54,6 @@ def measure(section: str, features: Path, rivals: Path | None = None) -> Row:
         return edge_split.measure()
     if section == "table":
         return edge_table.measure(rivals)
-    if section == "passes":
-        return edge_passes.measure()
     if section == "adaptor":
         return edge_adaptor.measure(features)
     return digits()
@@ -202,6 +201,8 @@ def main() -> None:
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=SECTIONS)
     parser.add_argument("--features", type=Path, default=Path("vgg16_imagenette.npz"))
     parser.add_argument("--rivals", type=Path, help="folder of rivals' sources, for the table")
+    for word, names in (("--arms", edge_passes.ARMS), ("--nets", edge_passes.NETS)):
+        parser.add_argument(word, choices=names, nargs="+", default=names, help="of the passes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = arguments.out / "edge.json"
@@ -211,9 +212,14 @@ def main() -> None:
         "versions": versions() | tools(), "how": " ".join((__doc__ or "").split()),
     }  # fmt: skip
     for section in arguments.only:
-        figures = measure(section, arguments.features, arguments.rivals)
-        record[section] = {"commit": commit()} | figures
-        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if section == "passes":  # a row after another: the others stay
+            rows = record.get(section, {}).get("rows", [])
+            stages = edge_passes.measure(arguments.arms, arguments.nets, rows)
+        else:
+            stages = iter([measure(section, arguments.features, arguments.rivals)])
+        for figures in stages:
+            record[section] = {"commit": commit()} | figures
+            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 
 

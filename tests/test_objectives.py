@@ -184,6 +184,32 @@ def test_the_scale_multiplies_the_logits():
     torch.testing.assert_close(3 * one.logits, three.logits)
 
 
+def test_a_gain_leaves_the_first_logits_and_changes_how_fast_codes_move():
+    """The readout's weights are gain times code: after a step they differ by gain^2 times."""
+    site = Site((3, 4, 4), CLASSES, Key(), maps=True, dtype=torch.float64)
+    y = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    objectives = [
+        rules.readout(True, scale=2.0, gain=gain).objective(site) for gain in (None, 0.5, 1.0)
+    ]
+    plain, half, one = (objective(y, INDEX) for objective in objectives)
+    moved = [o.tensors[1] * o(y, INDEX).dtensors[0] for o in objectives]
+    assert [float(o.tensors[1]) for o in objectives] == pytest.approx([2 / 48**0.5, 0.5, 1.0])
+    for other in (half, one):
+        torch.testing.assert_close(other.logits, plain.logits)
+        torch.testing.assert_close(other.dy, plain.dy)
+    torch.testing.assert_close(moved[1], moved[2] * 0.5**2)
+    torch.testing.assert_close(moved[0], moved[2] * 2.0**2 / 48)
+    assert rules.readout(True, scale=2.0, gain=1.0).options.endswith("scale 2, gain 1")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"scale": 2.0, "calibrate": True}, {"scale": 2.0, "learned": False}]
+)
+def test_a_gain_is_for_learned_codes_that_are_not_calibrated(wrong):
+    with pytest.raises(TpsgdError, match="gain= is for learned codes"):
+        rules.readout(**({"learned": True, "gain": 1.0} | wrong))
+
+
 def test_a_learned_readout_learns_its_codes_and_a_fixed_one_does_not():
     site = Site((6,), CLASSES, Key())
     y = torch.randn(5, 6)
@@ -245,7 +271,7 @@ def test_default_losses_of_the_last_block():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"features": 0}, {"features": -1}, {"scale": 0.0}, {"scale": nan}]
+    "wrong", [{"features": 0}, {"features": -1}, {"scale": 0.0}, {"scale": nan}, {"gain": 0.0}]
 )
 def test_a_readout_without_features_or_scale_is_refused(wrong):
     with pytest.raises(TpsgdError, match=f"{next(iter(wrong))} must be"):

@@ -416,6 +416,7 @@ def readout(
     features: int,
     scale: float,
     calibrated: bool = False,
+    gain: float | None = None,
 ) -> Objective:
     """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
@@ -427,14 +428,20 @@ def readout(
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
     root mean square of the features in the first batch, and over the root of the number of units,
     or filters: then `scale` is about the logit of a vector whose units all agree with a code.
+    With `gain` that is the factor, and the codes are as much smaller or larger: the first logits
+    are the same, and under SGD the products of codes and gain move with gain^2 times the rate.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     units = site.shape[0] if site.maps else d
     scale = scale / units**0.5 if calibrated else scale
-    drawing, factor = site.drawing(projection, (d,)), scale / d**0.5
+    factor = scale / d**0.5
+    if gain is not None:
+        projection = replace(projection, std=projection.std * factor / gain)
+        factor = gain
+    drawing = site.drawing(projection, (d,))
     codes, pool = site.draw(projection, (d,)), grid
-    gain = torch.full((), factor, dtype=codes.dtype, device=codes.device)
+    gains = torch.full((), factor, dtype=codes.dtype, device=codes.device)
     if grid is None:
         codes = codes.view(-1, *site.shape)
     elif (
@@ -447,7 +454,7 @@ def readout(
     return Objective(
         classifier.loss,
         classifier.closed_form,
-        (codes.clone(), gain) if learned else (codes * gain,),  # a projection may keep its own
+        (codes.clone(), gains) if learned else (codes * gains,),  # a projection may keep its own
         learned,
         of_logits=local,
         constants=int(learned),

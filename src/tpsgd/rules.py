@@ -207,6 +207,7 @@ def readout(
     features: int | None = None,
     scale: float | None = None,
     calibrate: bool | None = None,
+    gain: float | None = None,
 ) -> Rule:
     """Cross-entropy of a local classifier, whose weights are class codes.
 
@@ -222,6 +223,12 @@ def readout(
     with batch norm and flat in others. By default `scale` is 12, of labels that are numbers 3. One
     that is set by hand is the constant itself, unless `calibrate=True`.
 
+    Of learned codes that constant, `scale / sqrt(d)` for d features, is a factor of the logits, and
+    plain SGD moves the products of code and factor with its square times the rate: slowly, where
+    there are many features. With `gain` that number is the factor, and the codes begin as much
+    smaller or larger: `readout(True, scale=2.0, gain=1.0)` learns its codes as fast as an output
+    layer learns its weights, from the same first logits. It takes a `scale`, and no calibration.
+
     Mono-Forward (Gong, Li & Abdulla, "Mono-Forward: Backpropagation-Free Algorithm for Efficient
     Neural Network Training Harnessing Local Errors", 2025) is this rule with learned codes: its
     goodness a M^T is the logits, M = P scale / sqrt(d). For blocks of d outputs,
@@ -229,7 +236,7 @@ def readout(
     with M initialised as torch's linear layers are.
     """
     calibrated = scale is None if calibrate is None else calibrate
-    local = _Readout(learned, projection, features, scale, calibrated)
+    local = _Readout(learned, projection, features, scale, calibrated, gain)
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
     options = {"about": about, "options": str(local), "per_step": False, "classifies": True}
@@ -439,25 +446,31 @@ class _Readout:
     features: int | None
     scale: float | None  # None: `SCALE` or `OF_NUMBERS`
     calibrated: bool
+    gain: float | None = None  # of learned codes; None: what `scale` gives
 
     def __post_init__(self) -> None:
         if self.features is not None and self.features < 1:
             raise TpsgdError(f"features must be 1 or more, got {self.features}")
-        if self.scale is not None and not 0 < self.scale < inf:
-            raise TpsgdError(f"scale must be a number over 0, got {self.scale}")
+        for name, number in (("scale", self.scale), ("gain", self.gain)):
+            if number is not None and not 0 < number < inf:
+                raise TpsgdError(f"{name} must be a number over 0, got {number}")
+        if self.gain is not None and (self.calibrated or self.scale is None or not self.learned):
+            raise TpsgdError("gain= is for learned codes with a scale= that is not calibrated")
 
     def __str__(self) -> str:
         pooled = f", at most {CELLS} cells" if self.features is None else ""
         default = f"{SCALE:g} ({OF_NUMBERS:g} of numbers)"
         scale = default if self.scale is None else f"{self.scale:g}"
         scaled = f"{'calibrated, ' if self.calibrated else ''}scale {scale}"
-        return f"{_Codes(self.projection, self.features)}{pooled}, {scaled}"
+        gain = "" if self.gain is None else f", gain {self.gain:g}"
+        return f"{_Codes(self.projection, self.features)}{pooled}, {scaled}{gain}"
 
     def __call__(self, site: Site) -> Objective:
         codes = self.projection or normal()
         most = CELLS * site.shape[0] if self.features is None else self.features
         scale = self.scale or (OF_NUMBERS if site.numbers else SCALE)
-        return objectives.readout(site, codes, self.learned, most, scale, self.calibrated)
+        settings = self.learned, most, scale, self.calibrated, self.gain
+        return objectives.readout(site, codes, *settings)
 
 
 def scale_of(rule: Rule | None) -> float | None:
@@ -472,8 +485,18 @@ def has_default_scale(rule: Rule | None) -> bool:
     return isinstance(local, _Readout) and local.scale is None and local.calibrated
 
 
-def with_scale(rule: Rule, scale: float, calibrate: bool | None = None) -> Rule:
+def learns_codes(rule: Rule | None) -> bool:
+    """Whether a rule is a readout whose codes learn."""
+    local = rule and rule.objective
+    return isinstance(local, _Readout) and local.learned
+
+
+def with_scale(
+    rule: Rule, scale: float, calibrate: bool | None = None, gain: float | None = None
+) -> Rule:
     """A readout with another scale and all its other settings; `calibrate` can change, too.
+
+    `gain` becomes that of learned codes.
 
     Examples:
         >>> with_scale(readout(features=64, at=Place.BEFORE), 3).options
@@ -482,7 +505,8 @@ def with_scale(rule: Rule, scale: float, calibrate: bool | None = None) -> Rule:
     if not isinstance(rule.objective, _Readout):
         raise TpsgdError(f"{rule.name} has no scale: it is for readout and readout-learned")
     calibrated = rule.objective.calibrated if calibrate is None else calibrate
-    local = replace(rule.objective, scale=scale, calibrated=calibrated)
+    gain = rule.objective.gain if gain is None else gain
+    local = replace(rule.objective, scale=scale, calibrated=calibrated, gain=gain)
     return replace(rule, objective=local, options=str(local))
 
 

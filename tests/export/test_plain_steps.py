@@ -5,11 +5,18 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import projections, rules
 from tpsgd.rules import has_default_scale, scale_of
-from tpsgd_export.plain_steps import SCALE, with_plain_scales
+from tpsgd_export.plain_steps import (
+    LEARNED_GAIN,
+    LEARNED_SCALE,
+    SCALE,
+    with_plain_scales,
+)
 from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.codes import drawn
 from tpsgd_export.to_c.compiled import CompiledNet, compiler
+from tpsgd_export.to_c.memory import CODES, layout
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -37,13 +44,37 @@ def test_the_first_logits_are_not_larger_than_one(factor, learned):
     features = net(12, 32, 4)[:2](x)
     size, scale = float(features.detach().square().mean().sqrt()), scale_of(first) or 0.0
     deviation = scale * size  # of f P' scale / sqrt(d), where P has deviation 1
-    assert deviation == pytest.approx(min(1.0, SCALE * size))
-    assert (scale < SCALE) == (size > 1 / SCALE)
+    largest = LEARNED_SCALE if learned else SCALE
+    assert deviation == pytest.approx(min(1.0, largest * size))
+    assert (scale < largest) == (size > 1 / largest)
 
 
-def test_without_samples_the_scale_is_a_constant():
-    assert [scale_of(rule) for rule in plain(rules.default())] == [SCALE] * 3
-    assert not any(rule.objective.calibrated for rule in plain(rules.default()))
+@pytest.mark.parametrize("learned, scale", [(False, SCALE), (True, LEARNED_SCALE)])
+def test_without_samples_the_scale_is_a_constant(learned, scale):
+    assert [scale_of(rule) for rule in plain(rules.readout(learned))] == [scale] * 3
+    assert not any(rule.objective.calibrated for rule in plain(rules.readout(learned)))
+
+
+def test_learned_codes_have_a_constant_gain_and_begin_so_that_the_scale_is_theirs():
+    local = read_model(net(12, 32, 4), plain(rules.default()), (12,)).blocks[0].local
+    assert (local.gain, local.codes.size) == (LEARNED_GAIN, 32)
+    assert local.gain * local.codes.std == pytest.approx(LEARNED_SCALE / 32**0.5)
+
+
+def test_the_learned_codes_of_recurrent_blocks_have_the_scale_of_fixed_ones():
+    model, rule = nn.Sequential(tpsgd.Recurrent(3, 8), nn.Linear(8, 2)), rules.default()
+    chosen = with_plain_scales(rule, read_model(model, rule, (5, 3)))
+    local = read_model(model, chosen, (5, 3)).blocks[0].local
+    assert (local.gain, local.codes.std) == (pytest.approx(SCALE / 8**0.5), 1.0)
+
+
+@pytest.mark.parametrize("projection", [projections.binary(), projections.uniform(0.5)])
+def test_a_chosen_distribution_of_codes_stays(projection):
+    recipe = read_model(net(12, 32, 4), plain(rules.readout(True, projection)), (12,))
+    codes = recipe.blocks[0].local.codes
+    assert codes.distribution == projection.name
+    std = projection.std * LEARNED_SCALE / 32**0.5
+    assert codes.std * LEARNED_GAIN == pytest.approx(std)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +92,30 @@ def test_what_somebody_has_chosen_stays(rule, options):
 
 
 def test_a_list_of_rules_changes_where_the_scale_is_the_default():
-    given = [rules.readout(), rules.readout(scale=7.0), rules.readout()]
-    assert [scale_of(rule) for rule in plain(given)] == [SCALE, 7.0, SCALE]
+    each = [rules.readout(), rules.readout(scale=7.0), rules.readout()]
+    assert [scale_of(rule) for rule in plain(each)] == [SCALE, 7.0, SCALE]
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+def test_with_the_gain_one_codes_learn_as_the_weights_of_the_output_layer_behind_them(tmp_path):
+    """An output layer without a bias that begins with the codes has theirs after every step."""
+    torch.manual_seed(0)
+    layers = nn.Linear(12, 32), nn.LeakyReLU(), nn.Linear(32, 4, bias=False)
+    model, x = nn.Sequential(*layers), torch.randn(20, 12)
+    rule = rules.readout(True, scale=LEARNED_SCALE, gain=1.0)
+    recipe = read_model(model, rule, (12,))
+    P = drawn(recipe.blocks[0].local.codes, 4)
+    layers[2].weight.data.copy_(P)
+    tpsgd.export.c(model, tmp_path / "net", shape=(12,), rule=rule)
+    board, places = CompiledNet(tmp_path / "net"), layout(recipe).lasting
+    for i, sample in enumerate(x):
+        board.step(sample, [i % 4], 0.1)
+    codes, head = (
+        board.weights[place : place + 4 * 32].view(4, 32)
+        for place in (places[0][CODES], places[1]["weight"])
+    )
+    torch.testing.assert_close(codes, head, rtol=1e-5, atol=1e-6)
+    assert (codes - P).abs().max() > 0.1
 
 
 @pytest.mark.full
