@@ -254,7 +254,9 @@ class _Reader:
         if node.target in ADDITIONS:
             if len(node.args) == 2 and len(node.all_input_nodes) == 2 and not node.kwargs:
                 return self.added(*read)
-        elif node.target in DROPOUTS or word in ("clone", "contiguous"):
+        elif node.target in DROPOUTS:
+            raise TpsgdError("dropout is exported as a module, nn.Dropout, which is left out")
+        elif word in ("clone", "contiguous"):
             return x
         elif _is_mean(node):
             pooled = self.apply("mean", nn.AdaptiveAvgPool2d(1), x)

@@ -219,7 +219,10 @@ def _check_model(model: nn.Module, blocks: list[Block]) -> None:
                 "before it, such as an input of the model, and is not exported"
             )
     if len(blocks) > MOST_BLOCKS:
-        raise TpsgdError(f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are")
+        raise TpsgdError(
+            f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are: join some with "
+            "blocks=, the numbers of layers in each"
+        )
 
 
 def _outputs(block: Block, shape: Shape, spare: int, loss: Loss, of_numbers: bool) -> int:
@@ -297,7 +300,7 @@ class _NetReader:
             for row, each in zip(rows, sizes, strict=True)
         ]
         own = replace(records[-1], inner=tuple(records[:-1]), name=str(block))
-        _check_rule(block, rule, own, size)
+        _check_rule(block, rule, own, own.shape if last else size[Place.AFTER])
         if last or not learns or rule is BACKPROP:
             return own
         local = self._local(block, rule, own.shape)
@@ -386,8 +389,8 @@ def _sizes(rows: list[LayerRow], shape: Shape) -> list[dict[Place, Shape]]:
     return sizes
 
 
-def _check_rule(block: Block, rule: Rule, record: BlockRecipe, size: Mapping[Place, Shape]) -> None:
-    """Refuse a rule that a block of these rows cannot learn by."""
+def _check_rule(block: Block, rule: Rule, record: BlockRecipe, shape: Shape) -> None:
+    """Refuse a rule that a block of these rows cannot learn by; its loss sees this shape."""
     if rule is BACKPROP and record.joined:
         raise TpsgdError(
             "backprop is exported for blocks of a layer each, without skip connections"
@@ -396,13 +399,13 @@ def _check_rule(block: Block, rule: Rule, record: BlockRecipe, size: Mapping[Pla
         raise TpsgdError("backprop is exported without pools")
     if not record.learns or not record.joined:
         return
-    if record.shape != size[Place.AFTER]:
+    if record.shape != shape:
         raise TpsgdError(
             "it learns from its output after a pool or a reshaping, which is not exported: put "
             "that behind the block"
         )
-    if any(row.pools for row in record.inner):
-        raise TpsgdError("pools inside a block that learns are not exported")
+    if any(len(row.pools) > 1 for row in record.inner):
+        raise TpsgdError("two pools after a layer inside a block that learns are not exported")
 
 
 def _formula(block: Block, rule: Rule, objective: Objective, outputs: int) -> Formula:

@@ -5,7 +5,7 @@ The clock ticks once for each row on the way forward, and in a block that learns
 on the way back, the last one first. The output of a row lives until the last row has read it; in a
 block that learns, until the weights that read it have moved, and until the derivative of its own
 activation was taken. The derivatives of an output live from the first of them that a later row adds
-until the row itself has used them.
+until the row itself has used them. A sum lies where what is added lay, if nothing needs that later.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,6 +60,7 @@ Lives = list[dict[str, Life]]  # of every row, by name
 def lives_of(recipe: StepRecipe) -> Lives:
     """What the rows of a net need in the arena, and when."""
     lives: Lives = []
+    sums: list[tuple[int, int, int, int]] = []  # a row, what it reads and adds, and when
     tick, before = 0, -1  # the row whose output a block reads
     for block in recipe.blocks:
         start, rows = len(lives), block.rows
@@ -69,6 +70,7 @@ def lives_of(recipe: StepRecipe) -> Lives:
             lives.append(_outputs(recipe, row, tick))
             for i in (i for i in numbers if i >= 0):
                 _read_from(lives[i]).until(tick)
+            sums.append((len(lives) - 1, *numbers, tick))
             tick += 1
         if block.learns:
             for k in reversed(range(len(rows))):
@@ -77,7 +79,18 @@ def lives_of(recipe: StepRecipe) -> Lives:
             lives[-1][OUTPUT].until(tick - 1)
             lives[-1][OUTPUT].full = tick - 1
         before = len(lives) - 1
+    for own, source, added, when in sums:
+        if added >= 0 and source != added:
+            _in_place(lives[own], _read_from(lives[added]), when)
     return lives
+
+
+def _in_place(row: dict[str, Life], added: Life, tick: int) -> None:
+    """Let a sum take the place of what is added, if that is not needed after this tick."""
+    own = row[OUTPUT]
+    if added.last == tick and added.count == added.pooled == own.count:
+        added.last, added.full, added.pooled = own.last, own.full, own.pooled
+        row[OUTPUT] = added
 
 
 def _reads(row: BlockRecipe, number: dict[int, int]) -> tuple[int, int]:
@@ -131,7 +144,7 @@ def _back(
 
 def placed(lives: Lives) -> int:
     """Give all numbers their places; where they end."""
-    every = [life for row in lives for life in row.values()]
+    every = _all(lives)
     orders: Sequence[Callable[[Life], Any]] = (
         lambda life: (-life.count, life.first),
         lambda life: (life.first - life.last, -life.count),
@@ -139,6 +152,11 @@ def placed(lives: Lives) -> int:
     )
     ends = [_place(sorted(every, key=order)) for order in orders]
     return _place(sorted(every, key=orders[ends.index(min(ends))]))
+
+
+def _all(lives: Lives) -> list[Life]:
+    """All lives, those that rows share once."""
+    return list({id(life): life for row in lives for life in row.values()}.values())
 
 
 def _place(lives: list[Life]) -> int:
@@ -154,7 +172,7 @@ def _place(lives: list[Life]) -> int:
 
 def lowest(lives: Lives) -> int:
     """The numbers that live at once, at most: no plan has a smaller arena."""
-    every = [life for row in lives for life in row.values()]
+    every = _all(lives)
     ticks = range(1 + max(life.last for life in every))
     return max(sum(e.at(t) for e in every if e.first <= t <= e.last) for t in ticks)
 

@@ -397,6 +397,7 @@ def _block_row(recipe: StepRecipe, i: int, block: BlockRecipe, memory: MemoryMap
         *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
         *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
         *(("0", "0", 0) if block.scales is None else (f"small{i}", f"scales{i}", memory.scratch)),
+        *[int(block.added is not None)] * recipe.joined,
     )
 
 

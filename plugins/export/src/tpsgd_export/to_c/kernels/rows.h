@@ -15,23 +15,19 @@ TPS_FN const float *tps_at(const tps_net *net, uint32_t place, const float *samp
     return place == TPS_SAMPLE ? sample : net->arena + place;
 }
 
-/* Outputs of layer i for some samples, before the pools: y = sigma(W x + b + added) */
+/* Outputs of layer i for some samples, before the pools: what is added to them goes to their place first,
+ * if it is not there. */
 TPS_FN float *tps_row_outputs(const tps_net *net, const tps_row *row, uint32_t i, const float *weights,
                               const float *sample, uint32_t samples)
 {
     const tps_block *b = net->blocks + i;
-    const float *x = tps_at(net, row->x, sample), *added;
-    const uint32_t count = samples * b->units * b->pixels;
-    tps_block linear;
-    float *y;
+    float *y = net->arena + b->output;
     uint32_t k;
-    if (row->added == TPS_NOWHERE) return tps_outputs(net, b, weights, x, samples);
-    linear = *b;
-    linear.activation = TPS_NONE;
-    y = tps_outputs(net, &linear, weights, x, samples);
-    added = tps_at(net, row->added, sample);
-    for (k = 0; k < count; k++) y[k] = tps_activate(b, y[k] + added[k]);
-    return y;
+    if (b->adds && row->added != b->output) {
+        const float *added = tps_at(net, row->added, sample);
+        for (k = 0; k < samples * b->units * b->pixels; k++) y[k] = added[k];
+    }
+    return tps_outputs(net, b, weights, tps_at(net, row->x, sample), samples);
 }
 
 /* The pools of a layer, whose output stays as it is if a derivative has to pass them */
