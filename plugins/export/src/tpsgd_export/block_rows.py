@@ -252,8 +252,9 @@ class _Reader:
             raise TpsgdError(f"{word} is not exported: its layers are modules of their own")
         x = read[0]
         if node.target in ADDITIONS:
-            if len(node.args) == 2 and len(node.all_input_nodes) == 2 and not node.kwargs:
-                return self.added(*read)
+            both: list[Any] = [values.get(a) for a in node.args if isinstance(a, fx.Node)]
+            if len(both) == len(node.args) == 2 and None not in both and not node.kwargs:
+                return self.added(both[0], both[1])
         elif node.target in DROPOUTS:
             raise TpsgdError("dropout is exported as a module, nn.Dropout, which is left out")
         elif word in ("clone", "contiguous"):

@@ -291,8 +291,8 @@ class _NetReader:
         learns = rule.head if last else rule.objective is not None or rule is BACKPROP
         learns = learns and bool(block.named_parameters())
         rows = rows_of(block)
-        if len(rows) > 1 and any(row.block.recurrent for row in rows):
-            raise TpsgdError("a recurrent layer that learns together with others is not exported")
+        if len(rows) > 1:
+            _check_rows(rows, learns)
         sizes = [size] if rows[0].block is block else _sizes(rows, shape)
         inputs = {INPUT: shape} | {i: each[Place.END] for i, each in enumerate(sizes)}
         records = [
@@ -387,6 +387,15 @@ def _sizes(rows: list[LayerRow], shape: Shape) -> list[dict[Place, Shape]]:
                 "shapes it is"
             )
     return sizes
+
+
+def _check_rows(rows: list[LayerRow], learns: bool) -> None:
+    """All layers of a block learn together, or none of them; none reads time steps."""
+    for row in rows:
+        if learns and not any(p.requires_grad for p in row.block.layer.parameters()):
+            raise TpsgdError(f"{row.block.name} is frozen: freeze all of the block, or none")
+        if row.block.recurrent:
+            raise TpsgdError("a recurrent layer that learns together with others is not exported")
 
 
 def _check_rule(block: Block, rule: Rule, record: BlockRecipe, shape: Shape) -> None:
