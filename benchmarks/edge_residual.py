@@ -6,8 +6,8 @@
   residual blocks learn by local losses, and the same net as one block, which is backprop.
 - `digits`: small residual nets without norms learn the digits of 8 x 8, one sample at a time with
   plain SGD, in the C on this machine: one whose last layer reads the pixels of the last maps, and
-  one that reads the means of maps, as ResNets do. Rates are chosen on a fifth of the training samples for every
-  arm and number of passes; test samples are read once, at the end.
+  one that reads the means of maps, as ResNets do. Rates are chosen on a fifth of the training
+  samples for every arm and number of passes; test samples are read once, at the end.
 """
 
 import argparse

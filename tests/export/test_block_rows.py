@@ -92,6 +92,17 @@ class Body(nn.Module):
         return self.run(self, x)
 
 
+class Dense(nn.Module):
+    """x + W x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(7, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.a(x))
+
+
 BODIES = {
     "a product": (lambda m, x: x * torch.sigmoid(m.a(x)), "mul is not exported inside a block"),
     "a sum of activations": (lambda m, x: x + F.relu(m.a(x)), "a sum without a layer"),
@@ -142,10 +153,30 @@ def test_other_exports_and_rules_refuse_such_a_block(tmp_path):
     model[2].conv1.requires_grad_(False)
     with pytest.raises(TpsgdError, match="freeze all of the block"):
         read_model(model, RULE, shape)
+    shared = chain(Basic(4, 4), channels=4)
+    shared[2].conv2.weight = shared[2].conv1.weight
+    with pytest.raises(TpsgdError, match="share a parameter"):
+        read_model(shared, RULE, MAPS)
+    cell = nn.Sequential(tpsgd.Recurrent(2, 7), Dense(), nn.Linear(7, 2))
+    with pytest.raises(TpsgdError, match="not as a net that reads sequences"):
+        read_model(cell, RULE, (5, 2))
+    grey = tpsgd.data.load("digits")
+    one = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), Basic(4, 4), nn.Flatten(), nn.Linear(144, 10)
+    )
+    with pytest.raises(TpsgdError, match="not as a page"):
+        tpsgd.export.page(one, grey, tmp_path / "a.html")
     deep = nn.Sequential(*[nn.Linear(2, 2) for _ in range(33)])
     with pytest.raises(TpsgdError, match="join some with blocks="):
         read_model(deep, RULE, (2,))
     assert len(read_model(deep, RULE, (2,), blocks=[32, 1]).blocks[0].rows) == 32
+
+
+def test_the_mean_of_maps_is_a_pool_that_backprop_is_not_exported_with():
+    model = Around(channels=4)
+    assert [p.kind for p in read_model(model, RULE, MAPS).blocks[0].pools] == ["cells"]
+    with pytest.raises(TpsgdError, match="without pools"):
+        read_model(model, BACKPROP, MAPS)
 
 
 # ---- the plan of the arena -----------------------------------------------------------------------

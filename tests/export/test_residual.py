@@ -253,6 +253,22 @@ def test_a_head_of_one_pass_reads_a_residual_encoder(tmp_path):
     assert features.shape == (50, 6) and head.weights.shape[-1] == 7
 
 
+@pytest.mark.parametrize("blocks", ["layers", 1])
+def test_a_residual_net_learns_numbers(blocks, tmp_path):
+    model, shape, _ = net("stacked")
+    x, celsius = torch.randn(60, *shape), 20 + 5 * torch.randn(60, 3)
+    options = {"shape": shape, "rule": rules.tpsgd_l2(), "blocks": blocks, "optimizer": "adam"}
+    exported = tpsgd.export.c(model, tmp_path, **options, samples=x, labels=celsius)
+    assert "run beside tpsgd.fit" in exported.checked
+    board = CompiledNet(tmp_path)
+    for sample, label in zip(x, celsius, strict=True):
+        board.step(sample, label, 0.003)
+    assert tpsgd.export.read_weights(model, board.save(), blocks=blocks) == 3
+    with torch.no_grad():
+        for sample in x[:5]:
+            assert torch.allclose(board.forward(sample), model(sample[None])[0], atol=1e-3)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
 @pytest.mark.parametrize("board", ["Cortex-M0", "Cortex-M4F"])

@@ -45,8 +45,8 @@ def export_c(
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
-            frozen=frozen, spare=spare, blocks=options.block_numbers(blocks), files=files, name=name, overwrite=overwrite,
-            samples=x, labels=y,
+            frozen=frozen, spare=spare, blocks=options.block_numbers(blocks), files=files,
+            name=name, overwrite=overwrite, samples=x, labels=y,
             inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)

@@ -55,6 +55,7 @@ from tpsgd_export.recipe import (
     Pool,
     Shape,
     StepRecipe,
+    refuse_joined,
 )
 
 LARGEST = 65_535  # label, or size of a feature map: uint16_t in the C
@@ -254,6 +255,8 @@ def _check_recurrent(recipe: StepRecipe, of_numbers: bool) -> None:
     """Recurrent layers come first, and read one sequence at a time."""
     if recipe.recurrent and of_numbers:
         raise TpsgdError("a recurrent net is exported for classes, not for labels that are numbers")
+    if recipe.recurrent:
+        refuse_joined(recipe, "a net that reads sequences")
     kinds = [block.recurrent for block in recipe.blocks]
     if any(later and not earlier for earlier, later in pairwise(kinds)):
         raise TpsgdError("a recurrent layer after another kind of layer is not exported")
@@ -391,6 +394,9 @@ def _sizes(rows: list[LayerRow], shape: Shape) -> list[dict[Place, Shape]]:
 
 def _check_rows(rows: list[LayerRow], learns: bool) -> None:
     """All layers of a block learn together, or none of them; none reads time steps."""
+    parameters = [id(p) for row in rows for p in row.block.layer.parameters()]
+    if len(set(parameters)) < len(parameters):
+        raise TpsgdError("two of its layers share a parameter, which is not exported")
     for row in rows:
         if learns and not any(p.requires_grad for p in row.block.layer.parameters()):
             raise TpsgdError(f"{row.block.name} is frozen: freeze all of the block, or none")
@@ -404,7 +410,7 @@ def _check_rule(block: Block, rule: Rule, record: BlockRecipe, shape: Shape) -> 
         raise TpsgdError(
             "backprop is exported for blocks of a layer each, without skip connections"
         )
-    if rule is BACKPROP and block.pools:
+    if rule is BACKPROP and (block.pools or record.pools):
         raise TpsgdError("backprop is exported without pools")
     if not record.learns or not record.joined:
         return
