@@ -197,28 +197,37 @@ def learned(net: str, arm: str) -> Row:
     for i, lr in enumerate(chosen):
         accuracies = tests[:, rates.index(lr), i].tolist()
         row["passes"][str(PASSES[i])] = {
-            "lr": lr, "validation": scores[:, i].max(), "accuracies": accuracies,
+            "lr": lr, "validation": float(scores[:, i].max()), "accuracies": accuracies,
             "accuracy": fmean(accuracies), "deviation": stdev(accuracies),
         }  # fmt: skip
     print(row, flush=True)
     return row
 
 
+CASES = [("pixels", arm) for arm in ARMS] + [("means", "readout"), ("means", "backprop")]
+
+
 def main() -> None:
-    """Write the figures, and print the bytes."""
+    """Write the figures; cases of digits that the file has already are left as they are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of edge_residual.json")
-    out = parser.parse_args().out
+    file = parser.parse_args().out / "edge_residual.json"
     torch.set_num_threads(1)
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    rows = before.get("digits", [])
     record = {
         "benchmark": "edge_residual", "command": COMMAND, "commit": commit(),
         "machine": machine(), "versions": versions(), "how": " ".join((__doc__ or "").split()),
         "settings": {"rates": RATES, "seeds": SEEDS, "search_seeds": SEARCH_SEEDS},
-        "arenas": arenas(), "digits": [learned(net, arm) for net in DIGITS for arm in ARMS],
+        "arenas": arenas(), "digits": rows,
     }  # fmt: skip
-    (out / "edge_residual.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    rows = record["arenas"]
-    print(columns([[*rows[0]], *([*row.values()] for row in rows)]))
+    known = {(row["net"], row["arm"]) for row in rows}
+    for case in (case for case in CASES if case not in known):
+        rows.append(learned(*case))
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    listed = record["arenas"]
+    print(columns([[*listed[0]], *([*row.values()] for row in listed)]))
 
 
 if __name__ == "__main__":
