@@ -30,6 +30,7 @@ def export_c(
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
     frozen: Annotated[str, option("int8: weights that do not learn are bytes.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
+    blocks: Annotated[str, option("As of train: 4, 2,2,4, auto, or layers: one each.")] = "layers",
     files: Annotated[str, option("plain, or a library: arduino, zephyr.")] = "plain",
     name: Annotated[str, option("What all names in the C begin with.")] = "net",
     overwrite: Overwrite = False,
@@ -44,8 +45,8 @@ def export_c(
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
-            frozen=frozen, spare=spare, files=files, name=name, overwrite=overwrite,
-            samples=x, labels=y,
+            frozen=frozen, spare=spare, blocks=options.block_numbers(blocks), files=files,
+            name=name, overwrite=overwrite, samples=x, labels=y,
             inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)

@@ -20,8 +20,9 @@ from tpsgd.losses import Loss, bce, cross_entropy, huber, l1, mse
 from tpsgd.maths.pooling import cells
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.blocks import Block, hooked, shapes
+from tpsgd.nets.cuts.balance import Blocks
 from tpsgd.nets.cuts.sections import Section
-from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.cuts.split import LAYERS
 from tpsgd.nets.diagonal import Diagonal, LossAt
 from tpsgd.nets.layers import zero_padding
 from tpsgd.nets.modes import modes_restored
@@ -31,6 +32,16 @@ from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Formula, Objective, Place, Signal, Site
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Rule, frozen
+from tpsgd_export.block_rows import (
+    DROPOUT,
+    INPUT,
+    NORMS,
+    POOLS,
+    RESHAPING,
+    LayerRow,
+    cut,
+    rows_of,
+)
 from tpsgd_export.number_labels import are_numbers, standardised, target_scaling
 from tpsgd_export.recipe import (
     BlockRecipe,
@@ -44,6 +55,7 @@ from tpsgd_export.recipe import (
     Pool,
     Shape,
     StepRecipe,
+    refuse_joined,
 )
 
 LARGEST = 65_535  # label, or size of a feature map: uint16_t in the C
@@ -54,18 +66,11 @@ ACTIVATIONS: dict[type, str] = {
     type(None): "none", nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.Tanh: "tanh",
     nn.Sigmoid: "sigmoid", nn.ReLU6: "relu6",
 }  # fmt: skip
-POOLS: dict[type, str] = {
-    nn.MaxPool1d: "max", nn.MaxPool2d: "max", nn.AvgPool1d: "mean", nn.AvgPool2d: "mean",
-    nn.AdaptiveAvgPool1d: "cells", nn.AdaptiveAvgPool2d: "cells",
-}  # fmt: skip
 LOSSES = {mse: "mse", cross_entropy: "cross_entropy", bce: "bce"}
 OF_NUMBERS = {mse: "mse", l1: "l1", huber: "huber"}
 LINKS = {cross_entropy: (nn.Softmax, nn.LogSoftmax), bce: (nn.Sigmoid,)}  # that belong to a loss
 HASHED = ("normal", "uniform", "binary", "per_filter")  # codes that need no table
 PASS_NUMBERS = "pass samples= and labels=, real numbers"
-DROPOUT = nn.modules.dropout._DropoutNd  # left out: a device learns without it
-RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten, DROPOUT)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 BACKPROP = replace(frozen(), name="backprop")  # the control: blocks learn by the output's error
 
 
@@ -82,6 +87,7 @@ def read_model(
     spare: int = 0,
     samples: Any = None,
     labels: Any = None,
+    blocks: Blocks | str | None = LAYERS,
 ) -> StepRecipe:
     """The training step of a model in plain numbers.
 
@@ -97,36 +103,37 @@ def read_model(
         samples: inputs that calibrated readouts measure; without them, the first batch does it,
             or the first sequence, which a recurrent net then reads twice.
         labels: of the samples, if they are real numbers: the net learns these, standardised.
+        blocks: which layers learn together, as for `tpsgd.split`.
     """
     shape = check_shape(shape)
     _check_settings(optimizer, batch=batch, seed=seed, spare=spare)
-    blocks = layers_of(model)
-    _check_model(model, blocks)
-    loss = losses.resolve(loss)
+    parts, loss = cut(model, blocks, shape), losses.resolve(loss)
+    _check_model(model, parts)
     of_numbers = are_numbers(labels, loss)
-    with modes_restored(*(m for block in blocks for m in block.modules)):
-        sizes = shapes(blocks, torch.zeros(2, *shape, dtype=torch.float32))
-        rules = rules_for(rule, blocks, None)
+    with modes_restored(*(m for block in parts for m in block.modules)):
+        sizes = shapes(parts, torch.zeros(2, *shape, dtype=torch.float32))
+        rules = rules_for(rule, parts, None)
         loss = loss or (mse if of_numbers else rules[-1].loss)
-        classes = _outputs(blocks[-1], sizes[-1][Place.END], spare, loss, of_numbers)
+        classes = _outputs(parts[-1], sizes[-1][Place.END], spare, loss, of_numbers)
         names = {id(p): name for name, p in model.named_parameters()}
-        net = _NetReader(len(blocks), classes, spare, seed, loss, names, of_numbers)
+        net = _NetReader(len(parts), classes, spare, seed, loss, names, of_numbers)
         inputs = [shape, *(size[Place.END] for size in sizes[:-1])]
-        records = [net.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
+        records = [net.block(*each) for each in zip(parts, rules, inputs, sizes, strict=True)]
         if not any(block.learns for block in records):
             raise TpsgdError(f"{rules[0].name} trains nothing: there is no step to export")
-        link = "" if blocks[-1].activation is None else type(blocks[-1].activation).__name__
+        link = "" if parts[-1].activation is None else type(parts[-1].activation).__name__
         recipe = StepRecipe(
             tuple(records), safe(rules[0].name),
-            (shape[1:] or (1,)) if blocks[0].recurrent else shape, classes, spare, batch,
+            (shape[1:] or (1,)) if parts[0].recurrent else shape, classes, spare, batch,
             optimizer, (LOSSES | OF_NUMBERS)[loss], seed, link,
+            counts=() if blocks == LAYERS else tuple(len(block.layers) for block in parts),
         )  # fmt: skip
         _check_recurrent(recipe, of_numbers)
         if samples is not None:
             samples = as_samples(samples, shape, recipe.recurrent)
         if of_numbers:
-            recipe = _of_numbers(recipe, blocks, samples, labels)
-        return recipe if samples is None else calibrated(recipe, blocks, samples)
+            recipe = _of_numbers(recipe, parts, samples, labels)
+        return recipe if samples is None else calibrated(recipe, parts, samples)
 
 
 def _of_numbers(
@@ -212,13 +219,11 @@ def _check_model(model: nn.Module, blocks: list[Block]) -> None:
                 f"block {block.index + 1} ({block}) reads more than the activation of the block "
                 "before it, such as an input of the model, and is not exported"
             )
-        if block.earlier:
-            raise TpsgdError(
-                f"block {block.index + 1} ({block}) has several layers that learn together, and is "
-                "not exported; a layer with its activation is"
-            )
     if len(blocks) > MOST_BLOCKS:
-        raise TpsgdError(f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are")
+        raise TpsgdError(
+            f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are: join some with "
+            "blocks=, the numbers of layers in each"
+        )
 
 
 def _outputs(block: Block, shape: Shape, spare: int, loss: Loss, of_numbers: bool) -> int:
@@ -250,6 +255,8 @@ def _check_recurrent(recipe: StepRecipe, of_numbers: bool) -> None:
     """Recurrent layers come first, and read one sequence at a time."""
     if recipe.recurrent and of_numbers:
         raise TpsgdError("a recurrent net is exported for classes, not for labels that are numbers")
+    if recipe.recurrent:
+        refuse_joined(recipe, "a net that reads sequences")
     kinds = [block.recurrent for block in recipe.blocks]
     if any(later and not earlier for earlier, later in pairwise(kinds)):
         raise TpsgdError("a recurrent layer after another kind of layer is not exported")
@@ -285,18 +292,43 @@ class _NetReader:
     ) -> BlockRecipe:
         last = block.index == self.blocks - 1
         learns = rule.head if last else rule.objective is not None or rule is BACKPROP
-        if rule is BACKPROP and block.pools:
-            raise TpsgdError("backprop is exported without pools")
         learns = learns and bool(block.named_parameters())
+        rows = rows_of(block)
+        if len(rows) > 1:
+            _check_rows(rows, learns)
+        sizes = [size] if rows[0].block is block else _sizes(rows, shape)
+        inputs = {INPUT: shape} | {i: each[Place.END] for i, each in enumerate(sizes)}
+        records = [
+            self._row(row, learns, inputs[row.source], each, last and row is rows[-1])
+            for row, each in zip(rows, sizes, strict=True)
+        ]
+        own = replace(records[-1], inner=tuple(records[:-1]), name=str(block))
+        _check_rule(block, rule, own, own.shape if last else size[Place.AFTER])
+        if last or not learns or rule is BACKPROP:
+            return own
+        local = self._local(block, rule, own.shape)
+        if local.name == "inner" and own.activation not in ("tanh", "sigmoid"):
+            warnings.warn(
+                f"block {block.index + 1} ({block}): {rule.name} has no minimum, and without Tanh "
+                "or Sigmoid the outputs grow without bound; take readout, tpsgd_l2, or a bounded "
+                "activation",
+                stacklevel=5,
+            )
+        return replace(own, local=local)
+
+    def _row(
+        self, row: LayerRow, learns: bool, shape: Shape, size: Mapping[Place, Shape], head: bool
+    ) -> BlockRecipe:
+        """A layer's record, without a local loss; `head`: it is the last one of the net."""
+        block, activation, slope = row.block, "none", 0.0
         _check_block(block, learns)
-        after = size[Place.BEFORE if last else Place.AFTER]
-        parameters = _parameters(block)
+        after = size[Place.BEFORE if head else Place.AFTER]
+        parameters, pools = _parameters(block), ()
         layer = _layer(block, _reshaped(block, shape), after)
-        activation, slope, pools, local = "none", 0.0, (), None
-        if last:
+        if head:
             _check_head(block, self.loss)
-            rows = self.classes + self.spare
-            layer, after = replace(layer, outputs=rows), (rows,)
+            outputs = self.classes + self.spare
+            layer, after = replace(layer, outputs=outputs), (outputs,)
             parameters = {  # with rows of zeros for classes that may come
                 name: nn.functional.pad(p, (0, 0) * (p.dim() - 1) + (0, self.spare))
                 for name, p in parameters.items()
@@ -304,17 +336,9 @@ class _NetReader:
         else:
             activation, slope = _activation(block)
             pools = _pools(block, after)
-            local = self._local(block, rule, after) if learns and rule is not BACKPROP else None
-        if local is not None and local.name == "inner" and activation not in ("tanh", "sigmoid"):
-            warnings.warn(
-                f"block {block.index + 1} ({block}): {rule.name} has no minimum, and without Tanh "
-                "or Sigmoid the outputs grow without bound; take readout, tpsgd_l2, or a bounded "
-                "activation",
-                stacklevel=5,
-            )
         return BlockRecipe(
-            block.index, str(block), layer, activation, slope, after, pools, local, learns,
-            parameters, self._names(block, parameters),
+            block.index, str(block), layer, activation, slope, after, pools, None, learns,
+            parameters, self._names(block, parameters), source=row.source, added=row.added,
         )  # fmt: skip
 
     def _names(self, block: Block, parameters: Mapping[str, Tensor]) -> dict[str, str]:
@@ -350,6 +374,53 @@ class _NetReader:
             local, grid=grid, gain=0.0 if target else formula.gain, target=target,
             loss=(LOSSES | OF_NUMBERS)[formula.loss or cross_entropy], learned=formula.learned,
         )  # fmt: skip
+
+
+def _sizes(rows: list[LayerRow], shape: Shape) -> list[dict[Place, Shape]]:
+    """The shapes of one sample's output of every row at every place."""
+    sizes: list[dict[Place, Shape]] = []
+    for row in rows:
+        reads, adds = (
+            shape if i in (INPUT, None) else sizes[i][Place.END] for i in (row.source, row.added)
+        )
+        sizes += shapes([row.block], torch.zeros(2, *reads, dtype=torch.float32))
+        if row.added is not None and adds != sizes[-1][Place.AFTER]:
+            raise TpsgdError(
+                f"a sum of shapes {adds} and {sizes[-1][Place.AFTER]} is not exported; of equal "
+                "shapes it is"
+            )
+    return sizes
+
+
+def _check_rows(rows: list[LayerRow], learns: bool) -> None:
+    """All layers of a block learn together, or none of them; none reads time steps."""
+    parameters = [id(p) for row in rows for p in row.block.layer.parameters()]
+    if len(set(parameters)) < len(parameters):
+        raise TpsgdError("two of its layers share a parameter, which is not exported")
+    for row in rows:
+        if learns and not any(p.requires_grad for p in row.block.layer.parameters()):
+            raise TpsgdError(f"{row.block.name} is frozen: freeze all of the block, or none")
+        if row.block.recurrent:
+            raise TpsgdError("a recurrent layer that learns together with others is not exported")
+
+
+def _check_rule(block: Block, rule: Rule, record: BlockRecipe, shape: Shape) -> None:
+    """Refuse a rule that a block of these rows cannot learn by; its loss sees this shape."""
+    if rule is BACKPROP and record.joined:
+        raise TpsgdError(
+            "backprop is exported for blocks of a layer each, without skip connections"
+        )
+    if rule is BACKPROP and (block.pools or record.pools):
+        raise TpsgdError("backprop is exported without pools")
+    if not record.learns or not record.joined:
+        return
+    if record.shape != shape:
+        raise TpsgdError(
+            "it learns from its output after a pool or a reshaping, which is not exported: put "
+            "that behind the block"
+        )
+    if any(len(row.pools) > 1 for row in record.inner):
+        raise TpsgdError("two pools after a layer inside a block that learns are not exported")
 
 
 def _formula(block: Block, rule: Rule, objective: Objective, outputs: int) -> Formula:
@@ -433,8 +504,6 @@ def _layer(block: Block, shape: Shape, after: Shape) -> Layer:
         cause = "because padding='same' adds more zeros on one side of an even kernel"
         if layer.padding_mode != "zeros":
             cause = f"because of its padding_mode={layer.padding_mode!r}"
-    elif kind is Section:
-        cause = "because its forward is more than a layer, such as one with a skip connection"
     elif getattr(layer, "bidirectional", False):
         cause = "because it reads in two directions"
     elif isinstance(layer, Recurrent):

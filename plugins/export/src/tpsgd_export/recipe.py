@@ -10,6 +10,7 @@ from math import prod
 
 from torch import Tensor
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.features.target_scaling import TargetScaling
 
 Pair = tuple[int, int]
@@ -133,7 +134,10 @@ class LocalLoss:
 class BlockRecipe:
     """A layer, its activation and pools, and the local loss of their output.
 
-    `parameters` are in the order in which they lie in memory, by their names in the layer.
+    `parameters` are in the order in which they lie in memory, by their names in the layer. A block
+    of several layers is its last one; those before it are its `inner` rows, whose outputs nothing
+    outside the block reads. A row reads the output of an earlier row of its block, `source`, and
+    adds that of another one, `added`, to its own before the activation; -1 is the block's input.
     """
 
     number: int
@@ -148,6 +152,19 @@ class BlockRecipe:
     parameters: Mapping[str, Tensor] = field(repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)  # of parameters in the model
     scales: Tensor | None = None  # of rows of weights that are whole numbers, a byte each in C
+    inner: tuple["BlockRecipe", ...] = ()
+    source: int = -1
+    added: int | None = None
+
+    @property
+    def rows(self) -> tuple["BlockRecipe", ...]:
+        """The layers of the block, itself the last."""
+        return (*self.inner, self)
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is more than a layer."""
+        return bool(self.inner) or self.added is not None
 
     @property
     def size(self) -> int:
@@ -162,8 +179,8 @@ class BlockRecipe:
 
     @property
     def weights(self) -> int:
-        """How many parameters it has."""
-        return sum(p.numel() for p in self.parameters.values())
+        """How many parameters it has, those of its inner rows included."""
+        return sum(p.numel() for row in self.rows for p in row.parameters.values())
 
     @property
     def recurrent(self) -> bool:
@@ -195,6 +212,17 @@ class StepRecipe:
     seed: int
     link: str = ""  # Softmax, for example: what follows the logits in the model, and is left out
     targets: TargetScaling | None = None
+    counts: tuple[int, ...] = ()  # of layers in each block, where it is not one
+
+    @property
+    def rows(self) -> tuple[BlockRecipe, ...]:
+        """The layers of all blocks."""
+        return tuple(row for block in self.blocks for row in block.rows)
+
+    @property
+    def joined(self) -> bool:
+        """Whether a block is more than a layer: several layers, or one with a skip connection."""
+        return any(block.joined for block in self.blocks)
 
     @property
     def backprop(self) -> bool:
@@ -231,3 +259,13 @@ class StepRecipe:
     def all_weights(self) -> int:
         """How many parameters there are."""
         return sum(block.weights for block in self.blocks)
+
+
+def refuse_joined(recipe: StepRecipe, what: str) -> None:
+    """Refuse blocks that are more than a layer, which `what` is not written for."""
+    for block in recipe.blocks:
+        if block.joined:
+            raise TpsgdError(
+                f"block {block.number + 1} ({block.name}) is more than a layer, such as one with a "
+                f"skip connection: it is exported as C of float32, not as {what}"
+            )

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.cuts.balance import Blocks
+from tpsgd.nets.cuts.split import LAYERS
 from tpsgd.nets.new_classes import add_output
+from tpsgd_export.block_rows import cut, rows_of
 from tpsgd_export.integer_records import MAGIC as INTEGERS
 from tpsgd_export.integer_records import read_integer_record
 from tpsgd_export.number_labels import in_units
@@ -43,17 +45,21 @@ class WeightRecord(NamedTuple):
 
 def fingerprint(recipe: StepRecipe) -> int:
     """A number for the layers and class codes that learn, whatever the number of classes."""
-    shapes = [[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks]
+    shapes = [
+        [tuple(p.shape) for row in block.rows for p in row.parameters.values()]
+        for block in recipe.blocks
+    ]
     codes = sum(block.learned_codes for block in recipe.blocks)
-    return _fingerprint(shapes, learning_mask(recipe), codes, recipe.targets is not None)
+    head = len(recipe.blocks[-1].parameters)
+    return _fingerprint(shapes, head, learning_mask(recipe), codes, recipe.targets is not None)
 
 
 def _fingerprint(
-    shapes: list[list[Shape]], mask: int, codes: int = 0, of_numbers: bool = False
+    shapes: list[list[Shape]], head: int, mask: int, codes: int = 0, of_numbers: bool = False
 ) -> int:
-    """`codes`: numbers of a class code that learn, in all blocks."""
+    """`head`: tensors of the last layer; `codes`: numbers of a class code that learn, in all."""
     *hidden, last = shapes
-    rows: list[Any] = [*hidden, [shape[1:] for shape in last]]
+    rows: list[Any] = [*hidden, [*last[:-head], *(shape[1:] for shape in last[-head:])]]
     learning = [r for i, r in enumerate(rows) if mask >> i & 1] + ["numbers"] * of_numbers
     return zlib.crc32(json.dumps(learning).encode(), codes)
 
@@ -76,12 +82,15 @@ def parse(data: bytes) -> WeightRecord:
     return WeightRecord(layers, mask, outputs, classes, numbers)
 
 
-def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
+def read_weights(
+    model: nn.Module, record: str | Path | bytes, *, blocks: Blocks | str | None = LAYERS
+) -> int:
     """Write the weights that a device has learned into the model that was exported.
 
     The record is a file, or the bytes, that the C function `net_save` or the page wrote. Blocks
     that do not learn keep their weights. If the device has learned new classes, the last layer
-    gets as many outputs; if it has learned numbers, they have the units of its labels.
+    gets as many outputs; if it has learned numbers, they have the units of its labels. `blocks` is
+    that of the export.
 
     Returns:
         How many classes, or numbers, there are.
@@ -92,18 +101,21 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
         except OSError as error:
             raise TpsgdError(f"cannot read {record}: {error.strerror}") from error
     content = parse(bytes(record))
-    shapes = [[tuple(p.shape) for p in _tensors(block)] for block in layers_of(model)]
-    values = _by_block(content, shapes)
+    rows = [[row.block for row in rows_of(block)] for block in cut(model, blocks)]
+    shapes = [[tuple(p.shape) for row in block for p in _tensors(row)] for block in rows]
+    values = _by_block(content, shapes, len(_tensors(rows[-1][-1])))
     if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
         raise TpsgdError("the record has weights that are not finite")
-    while len(next(layers_of(model)[-1].layer.parameters())) < content.classes:
+    while len(next(rows[-1][-1].layer.parameters())) < content.classes:
         add_output(model)
     with torch.no_grad():
         for i, tensors in values.items():
-            block = layers_of(model)[i]
-            for p, value in zip(_tensors(block), tensors, strict=True):
-                p.copy_(value[: len(p)])
-            _neutralise(block, tensors[-1])
+            of_block = iter(tensors)
+            for row in rows[i]:
+                own = [(p, next(of_block)) for p in _tensors(row)]
+                for p, value in own:
+                    p.copy_(value[: len(p)])
+                _neutralise(row, own[-1][1])
     return content.classes
 
 
@@ -128,23 +140,26 @@ def _neutralise(block: Block, bias: Tensor) -> None:
             buffers.running_mean.copy_(-bias)
 
 
-def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, list[Tensor]]:
-    """The weights of the blocks that learn, of whose last layer all rows are in the record.
+def _by_block(
+    content: WeightRecord, shapes: list[list[Shape]], head: int
+) -> dict[int, list[Tensor]]:
+    """The weights of the blocks that learn; of the last layer, `head` tensors, with all rows.
 
     The record of another net is refused. After the weights of floats come class codes that learn,
     and a gain for each block at most: their lengths follow from that of the record. Those of
     numbers end with means and deviations, whose units the last layer gets.
     """
-    numbers, last, outputs = content.numbers, len(shapes) - 1, shapes[-1][0][0]
-    rows = [*shapes[:-1], [(content.outputs, *shape[1:]) for shape in shapes[-1]]]
+    numbers, last, outputs = content.numbers, len(shapes) - 1, shapes[-1][-head][0]
+    by_class = [(content.outputs, *shape[1:]) for shape in shapes[-1][-head:]]
+    rows = [*shapes[:-1], [*shapes[-1][:-head], *by_class]]
     full = {i: each for i, each in enumerate(rows) if content.mask >> i & 1}
     sizes, codes = [prod(shape) for each in full.values() for shape in each], {0}
     if isinstance(numbers, Tensor):
         rest, n = len(numbers) - sum(sizes), max(content.outputs, 1)
         gains = range(min(len(full), rest) + 1)
         codes = {(rest - gain) // n for gain in gains if not (rest - gain) % n}
-    prints = {_fingerprint(shapes, content.mask, count) for count in codes}
-    of_numbers = {_fingerprint(shapes, content.mask, n - 2, True) for n in codes if n > 1}
+    prints = {_fingerprint(shapes, head, content.mask, count) for count in codes}
+    of_numbers = {_fingerprint(shapes, head, content.mask, n - 2, True) for n in codes if n > 1}
     known = content.fingerprint in prints | of_numbers
     if not 0 < content.mask < 1 << len(shapes) or not known:
         raise TpsgdError("the record belongs to a net with other layers")
@@ -159,7 +174,7 @@ def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, lis
         tensors = iter(numbers[: sum(sizes)].split(sizes))
         values = {i: [next(tensors).view(shape) for shape in each] for i, each in full.items()}
         if content.fingerprint in of_numbers and last in values:
-            in_units(values[last], numbers[-2 * outputs :])
+            in_units(values[last][-head:], numbers[-2 * outputs :])
         return values
     counts = {i: [prod(shape) for shape in each] for i, each in full.items()}
     if counts != {i: [tensor.numel() for tensor in each] for i, each in numbers.items()}:

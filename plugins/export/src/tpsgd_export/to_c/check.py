@@ -21,11 +21,12 @@ from tpsgd.features.extensions import features_of
 from tpsgd.features.target_scaling import StandardisedTargets
 from tpsgd.losses import resolve as resolve_loss
 from tpsgd.maths.random import Key, permutation
-from tpsgd.nets.cuts.split import layers_of
+from tpsgd.nets.cuts.split import LAYERS
 from tpsgd.objectives import Objective, Site
 from tpsgd.rules import Rule, resolve
 from tpsgd.train import sequential, simultaneous
-from tpsgd_export.read_model import DROPOUT, norms_of
+from tpsgd_export.block_rows import DROPOUT, LayerRow, cut, rows_of
+from tpsgd_export.read_model import norms_of
 from tpsgd_export.recipe import StepRecipe
 from tpsgd_export.to_c.compiled import FLAGS, compiler, run_program
 from tpsgd_export.to_c.integer_scales import IntegerNet
@@ -152,7 +153,7 @@ def _learned_by_c(
     written = run_program(texts, main, b"".join(steps), flags)
     shapes = [
         (p.shape, block is recipe.blocks[-1])
-        for block in recipe.blocks
+        for block in recipe.rows
         if block.learns
         for p in block.parameters.values()
     ]
@@ -183,11 +184,10 @@ def trained(
         net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=_rate(recipe),
         seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
         memory=Memory(reuse=False),  # later blocks get the samples in their order, too
-        blocks="layers",
-        **options,
+        blocks=_cut_of(recipe), **options,
     )  # fmt: skip
-    blocks = [block for block, r in zip(layers_of(net), recipe.blocks, strict=True) if r.learns]
-    parameters = [p for block in blocks for p in block.layer.parameters()]
+    pairs = zip(_rows(net, recipe), recipe.rows, strict=True)
+    parameters = [p for row, r in pairs if r.learns for p in row.block.layer.parameters()]
     return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
 
 
@@ -215,18 +215,29 @@ def _fit(model: nn.Module, data: Any, *, rule: Any, **options: Any) -> None:
         run_training([model], data, resolve(rule), settings, features, wrapper)
 
 
+def _cut_of(recipe: StepRecipe) -> Any:
+    """The `blocks` of `fit` for the blocks of a recipe."""
+    return list(recipe.counts) or LAYERS
+
+
+def _rows(model: nn.Module, recipe: StepRecipe) -> list[LayerRow]:
+    """The layers of a model in the order of the recipe's rows."""
+    return [row for block in cut(model, _cut_of(recipe)) for row in rows_of(block)]
+
+
 def as_in(recipe: StepRecipe, model: nn.Module) -> nn.Module:
     """The model as it is exported: norms folded, weights of a byte rounded, without dropout."""
     left_out: list[nn.Module] = [m for m in model.modules() if isinstance(m, DROPOUT)]
-    for block, record in zip(layers_of(model), recipe.blocks, strict=True):
-        norms = norms_of(block)
+    rows = _rows(model, recipe)
+    for row, record in zip(rows, recipe.rows, strict=True):
+        norms = norms_of(row.block)
         left_out += norms
         if norms or record.scales is not None:
             for name, values in record.parameters.items():
                 p = nn.Parameter(values.clone(), requires_grad=record.learns)
-                setattr(block.layer, name, p)
+                setattr(row.block.layer, name, p)
     if recipe.targets is not None:
-        for name, p in layers_of(model)[-1].layer.named_parameters():
+        for name, p in rows[-1].block.layer.named_parameters():
             p.data.copy_(recipe.blocks[-1].parameters[name])
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -314,7 +325,7 @@ def accuracy_in_integers(
     Each epoch has another order, that of `fit` with this seed. `nearest` rounds to the nearest
     integer instead of at random: a control, which learns less.
     """
-    rows, tests = (_rows(net, *labelled) for labelled in (train, test))
+    rows, tests = (_as_bytes(net, *labelled) for labelled in (train, test))
     orders = [torch.cat(list(permutation(len(rows), Key(seed, 0, e)))) for e in range(epochs)]
     content = b"".join([*(rows[order].tobytes() for order in orders), tests.tobytes()])
     fraction = min(round(rate * 65536), 65535)  # NET_RATE
@@ -324,7 +335,7 @@ def accuracy_in_integers(
     return int(run_program(texts, main, content, flags)) / len(tests)
 
 
-def _rows(net: IntegerNet, x: Tensor, labels: Tensor) -> Any:
+def _as_bytes(net: IntegerNet, x: Tensor, labels: Tensor) -> Any:
     """Samples as bytes, a row each, with their labels at the end."""
     classes = labels.numpy().astype(np.uint16)[:, None].view(np.uint8)
     return np.concatenate([net.quantised(x).view(np.uint8), classes], 1)

@@ -14,6 +14,8 @@ from tpsgd.common.output import check_new, output_folder
 from tpsgd.common.units import as_bytes, size
 from tpsgd.losses import Loss
 from tpsgd.losses import resolve as resolve_loss
+from tpsgd.nets.cuts.balance import Blocks
+from tpsgd.nets.cuts.split import LAYERS
 from tpsgd.rules import Rule, readout, resolve
 from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
@@ -21,6 +23,7 @@ from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.plain_steps import with_plain_scales
 from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
+from tpsgd_export.recipe import refuse_joined
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
@@ -48,6 +51,7 @@ def c(
     loss: Loss | None = None,
     samples: Any = None,
     labels: Any = None,
+    blocks: Blocks | str | None = LAYERS,
     numbers: str = "float32",
     frozen: str = "float32",
     rate: float = 2.0**-7,
@@ -66,7 +70,8 @@ def c(
 
     Args:
         model: as for `fit`: Linear, Conv1d, Conv2d; ReLU, LeakyReLU, Tanh, Sigmoid; pools and
-            Flatten; recurrent layers. A batch norm of a layer that does not learn is folded.
+            Flatten; recurrent layers; modules whose `forward` adds outputs of these, as residual
+            blocks do. Batch norms are folded.
         folder: where the files go.
         shape: of one sample; of sequences (steps, inputs), of which any number may come.
         rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`; or "backprop",
@@ -84,6 +89,9 @@ def c(
         labels: of the samples; integers need them. If they are real numbers, `(samples,)` or
             `(samples, k)`, the net learns numbers, standardised by the mean and the deviation of
             these; labels and predictions on the device have their units.
+        blocks: which layers learn together, by backprop inside of their block, as for `fit`:
+            "layers", a block for each, or None, a depthwise convolution with the layer after it;
+            how many layers each block has, or a number of blocks. A residual block is one layer.
         numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
             whose weights move by stochastic rounding. Binary points come from the samples.
         frozen: "int8": weights of layers that do not learn are a byte each in flash, with a scale
@@ -121,12 +129,14 @@ def c(
         )
     settings: dict[str, Any] = {
         "batch": batch, "optimizer": optimizer, "loss": loss, "seed": seed, "spare": spare,
-        "samples": samples, "labels": labels,
+        "samples": samples, "labels": labels, "blocks": blocks,
     }  # fmt: skip
     recipe = read_model(model, learning, shape, **settings)
     if floats and (plain := with_plain_scales(learning, recipe)) is not learning:
         learning, recipe = plain, read_model(model, plain, shape, **settings)
     check_library(files, recipe, floats, name)
+    if not floats:
+        refuse_joined(recipe, numbers)
     if frozen == "int8":
         recipe = with_small_weights(recipe)
     net = None

@@ -24,6 +24,7 @@ from tpsgd_export.recipe import (
     DiagonalLayer,
     StepRecipe,
 )
+from tpsgd_export.to_c.lifetimes import lives_of, placed
 
 FLOAT = 4
 QUANTILES = 2049 * 4  # bytes of the table of normal quantiles
@@ -45,8 +46,8 @@ class MemoryMap:
         flash: bytes of constants by what they hold.
         operations: multiplications and additions, in pairs, of a step or of a time step.
         unit: which of them.
-        blocks: the places of each block by name: output; of recurrent ones also sums, x, h, lambda,
-            traces and mean, as far as they have them.
+        blocks: the places of each layer by name: output; of recurrent ones also sums, x, h, lambda,
+            traces and mean, in blocks of several layers pooled and error, as far as they have them.
         lasting: the places by name of what lasts between steps: parameters and class codes that
             learn among the weights, parameters of a fixed block in its table; slots of gains.
         scratch: place of what a recurrent layer needs during one time step.
@@ -90,14 +91,16 @@ def layout(recipe: StepRecipe) -> MemoryMap:
     """Where the numbers of a net lie; recurrent nets that cannot learn step by step are refused."""
     blocks, batch = recipe.blocks, recipe.batch
     places, end, sums = (_of_sequences if recipe.recurrent else _of_samples)(recipe)
-    scratch = max(map(_scratch, blocks))
-    dz = batch * max(pixels(block) for block in blocks if block.learns)
+    scratch = max(map(_scratch, recipe.rows))
+    dz = batch * max(pixels(row) for row in recipe.rows if row.learns)
     readouts = any(block.local and block.local.name == "readout" for block in blocks)
     logits = batch * recipe.outputs if readouts else 0
     if recipe.backprop:  # derivatives of the inputs of a block, of all but the first
         logits = batch * max([block.pooled for block in blocks[:-1]], default=0)
     arena = end + scratch + dz + logits
     rows = {"arena: outputs of two blocks, dz, logits": arena}
+    if recipe.joined:
+        rows = {"arena: outputs, derivatives, dz, logits": arena}
     if recipe.backprop:
         rows = {"arena: outputs of all blocks, derivatives": arena}
     if recipe.recurrent:
@@ -119,6 +122,10 @@ def layout(recipe: StepRecipe) -> MemoryMap:
 def _of_samples(recipe: StepRecipe) -> tuple[Places, int, int]:
     """Where the outputs of feed-forward blocks lie, and where they end; no sums of gradients."""
     blocks, batch = recipe.blocks, recipe.batch
+    if recipe.joined:
+        lives = lives_of(recipe)
+        end = placed(lives)
+        return tuple({name: life.place for name, life in row.items()} for row in lives), end, 0
     if recipe.backprop:
         ends = [0, *accumulate(batch * block.size for block in blocks)]
         return tuple({"output": place} for place in ends[:-1]), ends[-1], 0
@@ -203,7 +210,7 @@ def gains(recipe: StepRecipe) -> int:
 
 def _lasting_places(recipe: StepRecipe) -> Places:
     places, end, slots = [], 0, 0
-    for block in recipe.blocks:
+    for block in recipe.rows:
         place = end if block.learns else 0
         places.append({})
         for name, p in block.parameters.items():
@@ -211,8 +218,9 @@ def _lasting_places(recipe: StepRecipe) -> Places:
         end = place if block.learns else end
         if block.local and block.local.target:
             places[-1][GAIN], slots = slots, slots + 1
-    for block in (b for b in recipe.blocks if b.learned_codes):
-        places[block.number][CODES], end = end, end + recipe.outputs * block.learned_codes
+    for row, own in zip(recipe.rows, places, strict=True):
+        if row.learned_codes:
+            own[CODES], end = end, end + recipe.outputs * row.learned_codes
     return tuple(places)
 
 
@@ -231,12 +239,12 @@ def _lasting_ram(recipe: StepRecipe) -> dict[str, int]:
 
 def _flash(recipe: StepRecipe) -> dict[str, int]:
     """Bytes of constants."""
-    small = sum(b.parameters["weight"].numel() for b in recipe.blocks if b.scales is not None)
+    small = sum(b.parameters["weight"].numel() for b in recipe.rows if b.scales is not None)
     tables = {"initial weights": FLOAT * (recipe.all_weights - small)}
     if small:
         tables["weights of a byte"] = small
         tables["scales of their rows"] = FLOAT * sum(
-            len(block.scales) for block in recipe.blocks if block.scales is not None
+            len(block.scales) for block in recipe.rows if block.scales is not None
         )
     if recipe.targets:
         tables[UNITS] = 2 * FLOAT * recipe.outputs
@@ -262,9 +270,12 @@ def _operations(recipe: StepRecipe) -> int:
     """
     total = 0
     for block in (b for b in recipe.blocks if b.recurrent or not recipe.recurrent):
-        products = block.weights if block.recurrent else block.size * fan_in(block)
-        carried = recipe.backprop and any(b.learns for b in recipe.blocks[: block.number])
-        total += products * (1 + block.learns + carried)
+        for row in block.rows:
+            own = sum(p.numel() for p in row.parameters.values())
+            products = own if row.recurrent else row.size * fan_in(row)
+            carried = recipe.backprop and any(b.learns for b in recipe.blocks[: block.number])
+            carried = carried or (row.learns and row.source >= 0)
+            total += products * (1 + row.learns + carried)
         if block.local and block.local.name == "readout":
             total += (2 + block.local.learned) * recipe.outputs * block.local.codes.size
     return total * recipe.batch

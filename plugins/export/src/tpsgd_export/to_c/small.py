@@ -30,7 +30,10 @@ def with_small_weights(recipe: StepRecipe) -> StepRecipe:
             f"goes through block {behind[0].number + 1} ({behind[0].name}): leave it out, or "
             "freeze the layers before it, too"
         )
-    blocks = [block if block.learns else _rounded(block) for block in recipe.blocks]
+    blocks = [
+        block if block.learns else replace(_rounded(block), inner=tuple(map(_rounded, block.inner)))
+        for block in recipe.blocks
+    ]
     return replace(recipe, blocks=tuple(blocks))
 
 

@@ -9,6 +9,7 @@ recurrent net reads one time step at a time, and learns meanwhile (`net_start`, 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from itertools import accumulate
 from math import prod
 from string import Template
 from textwrap import wrap
@@ -29,6 +30,7 @@ from tpsgd_export.recipe import (
     StepRecipe,
 )
 from tpsgd_export.records import fingerprint, learning_mask
+from tpsgd_export.to_c.lifetimes import has_own_pool, places_of_rows
 from tpsgd_export.to_c.memory import (
     CODES,
     GAIN,
@@ -43,7 +45,7 @@ from tpsgd_export.to_c.memory import (
 FRAGMENTS = (
     *("numbers", "flash", "codes", "optimizers", "blocks", "maps", "small", "losses"),
     "step",
-    *("cells", "diagonal", "sequences", "backprop"),
+    *("cells", "diagonal", "sequences", "carry", "backprop", "rows"),
 )
 ONLY_FOR = {  # fragments that few nets need
     "maps": "convolutions",
@@ -51,7 +53,9 @@ ONLY_FOR = {  # fragments that few nets need
     "cells": "sequences",
     "diagonal": "diagonal",
     "sequences": "sequences",
+    "carry": "carry",
     "backprop": "backprop",
+    "rows": "rows",
 }
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
@@ -74,7 +78,10 @@ def sources(recipe: StepRecipe) -> dict[str, str]:
     words["best"] = "" if recipe.targets else filled("best.h", best)
     words["records"] = filled("records.h", {"forgotten": FORGOTTEN})
     name = "read" if recipe.recurrent else "learn"
-    programs = [f"{name}.c", *["classes.c"] * (recipe.targets is None)]
+    programs = [
+        "rows.c" if recipe.joined else f"{name}.c",
+        *["classes.c"] * (recipe.targets is None),
+    ]
     programs += ["bytes.c", "lasting.c", "records.c"]
     return {
         "net.h": filled("net.h", words | {"functions": filled(f"{name}.h", words)}),
@@ -128,7 +135,7 @@ def cells_of_a_map(recipe: StepRecipe) -> int:
 
 def has_constants(recipe: StepRecipe) -> bool:
     """Whether the functions of each block are compiled with its constants."""
-    return not recipe.recurrent and len(recipe.blocks) <= FEW_BLOCKS
+    return not recipe.recurrent and not recipe.joined and len(recipe.blocks) <= FEW_BLOCKS
 
 
 def _needs(recipe: StepRecipe) -> set[str]:
@@ -137,8 +144,14 @@ def _needs(recipe: StepRecipe) -> set[str]:
     if has_constants(recipe):
         chosen.add("constants")
     if recipe.backprop:
-        chosen.add("backprop")
-    for block in recipe.blocks:
+        chosen |= {"carry", "backprop"}
+    if recipe.joined:
+        chosen.add("rows")
+    if any(block.inner and block.learns for block in recipe.blocks):
+        chosen.add("carry")
+    if recipe.joined and any(has_own_pool(recipe, row) for row in recipe.rows):
+        chosen.add("unpool")
+    for block in recipe.rows:
         chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
             chosen.add("convolutions")
@@ -209,13 +222,16 @@ def summary(recipe: StepRecipe) -> str:
 
 
 def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
-    learned = [b for b in recipe.blocks if b.learns]
-    shapes = [(b, name, p.shape) for b in learned for name, p in b.parameters.items()]
-    shapes += [(b, CODES, (recipe.outputs, b.learned_codes)) for b in learned if b.learned_codes]
-    for block, name, shape in shapes:
+    pairs = zip(recipe.rows, memory.lasting, strict=True)
+    learned = [(row, at) for row, at in pairs if row.learns]
+    shapes = [(r, at, name, p.shape) for r, at in learned for name, p in r.parameters.items()]
+    shapes += [
+        (r, at, CODES, (recipe.outputs, r.learned_codes)) for r, at in learned if r.learned_codes
+    ]
+    for row, at, name, shape in shapes:
         sizes = " x ".join(map(str, shape))
-        place = memory.lasting[block.number][name]
-        yield f"weights[{place}]: block {block.number + 1}, {name}, {sizes}"
+        layer = "" if not recipe.blocks[row.number].inner else f"{row.name.partition(':')[0]} "
+        yield f"weights[{at[name]}]: block {row.number + 1}, {layer}{name}, {sizes}"
     if recipe.targets:
         yield "The last block gives numbers that are standardised:"
         for i, (a, b) in enumerate(zip(recipe.targets.shift, recipe.targets.scale, strict=True)):
@@ -225,19 +241,20 @@ def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
 def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     """What the frames are filled with, but for the functions of each block."""
     tables, rows, layers = [], [], []
-    for block in recipe.blocks:
-        tables += _block_tables(block, memory)
-        rows.append(f"    {comment(block.name)}\n    {_block_row(recipe, block, memory)}")
+    for i, block in enumerate(recipe.rows):
+        tables += _block_tables(i, block, memory)
+        rows.append(f"    {comment(block.name)}\n    {_block_row(recipe, i, block, memory)}")
         if block.recurrent:
             layers.append(f"    {_layer_row(block, memory)}")
     measured = [b.local.gain for b in recipe.blocks if b.local and b.local.target]
-    weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
+    weights = [p for row in recipe.rows if row.learns for p in row.parameters.values()]
     targets, lasting = recipe.targets, recipe.learned + len(measured)
     units = torch.stack([targets.shift, targets.scale]) if targets else torch.tensor([])
     tables.append(floats("initial", [*weights, torch.tensor(measured), units], IN_FLASH))
     draw = f"    tps_draw_codes(&codes{{}}, {recipe.outputs}u, s->weights + {{}});"
     drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
     adam, count = recipe.optimizer == "adam", len(recipe.blocks)
+    counts = [len(block.rows) for block in recipe.blocks]
     return {
         "licence": LICENCE,
         "summary": comment(*wrap(summary(recipe), 94)),
@@ -272,6 +289,10 @@ def _words_of_net(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
         "part_ticks": "s->ticks + 2 * i" if adam else "0",
         "tables": "\n".join(tables),
         "rows": ",\n".join(rows),
+        "joined": recipe.joined,
+        "layer_rows": len(rows),
+        "row_places": ",\n".join(_row_places(recipe, memory)),
+        "first_rows": ", ".join(map(str, accumulate(counts, initial=0))),
         "layers": ",\n".join(layers),
         "layer_count": len(layers),
         "ram": memory.ram_bytes,
@@ -300,9 +321,9 @@ def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
     return words | {"functions_of_blocks": "\n".join(each)}
 
 
-def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
-    """The constants that the rows of a block point to."""
-    i, layer = block.number, block.layer
+def _block_tables(i: int, block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
+    """The constants that row i, a block or a layer of one, points to."""
+    layer = block.layer
     if isinstance(layer, Convolution):
         sizes = (layer.channels, *layer.size, *layer.out, *layer.kernel)
         fields = row(*sizes, *layer.stride, *layer.padding, *layer.dilation, layer.groups)
@@ -357,9 +378,9 @@ def packed(codes: Tensor) -> list[int]:
     return np.frombuffer(signs.ljust(-(-len(signs) // 4) * 4, b"\0"), "<u4").tolist()
 
 
-def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str:
-    """A block's entry in the table of blocks; a unit of a recurrent one is one number."""
-    i, layer, local = block.number, block.layer, block.local
+def _block_row(recipe: StepRecipe, i: int, block: BlockRecipe, memory: MemoryMap) -> str:
+    """Entry i of the table of blocks; a unit of a recurrent one is one number."""
+    layer, local = block.layer, block.local
     shape = (layer.outputs,) if block.recurrent else block.shape
     rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
     last = "head" if block is recipe.blocks[-1] else "hidden"
@@ -384,7 +405,15 @@ def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str
         *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
         *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
         *(("0", "0", 0) if block.scales is None else (f"small{i}", f"scales{i}", memory.scratch)),
+        *[int(block.added is not None)] * recipe.joined,
     )
+
+
+def _row_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
+    """The entries of the table of what each layer reads and writes."""
+    for each in places_of_rows(recipe, memory.blocks) if recipe.joined else ():
+        errors = each.error, each.error_of_x, each.error_of_added
+        yield f"    {row(each.x, each.added, each.pooled, *errors, each.clears)}"
 
 
 def _layer_row(block: BlockRecipe, memory: MemoryMap) -> str:

@@ -32,7 +32,7 @@ from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import SampleFormat, read_inputs
 from tpsgd_export.read_model import as_samples, check_shape, read_model
-from tpsgd_export.recipe import Shape, StepRecipe
+from tpsgd_export.recipe import Shape, StepRecipe, refuse_joined
 from tpsgd_export.to_c.check import LR, OPTIMIZERS, as_in, keeping_codes
 from tpsgd_export.to_onnx.graph import count_nodes
 from tpsgd_export.to_onnx.step import epoch_model, predict_model, step_model
@@ -107,6 +107,7 @@ def onnx(
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
     )
+    refuse_joined(recipe, "ONNX")
     if recipe.outputs == 1:
         raise TpsgdError(
             "a single yes-or-no output is not exported to ONNX: give the last layer two outputs; "

@@ -23,7 +23,7 @@ from tpsgd_export.exported import Exported
 from tpsgd_export.heads.recipe import HeadRecipe, unit_scale
 from tpsgd_export.heads.source import sources as head_sources
 from tpsgd_export.read_model import read_model
-from tpsgd_export.recipe import Convolution, StepRecipe
+from tpsgd_export.recipe import Convolution, StepRecipe, refuse_joined
 from tpsgd_export.records import learning_mask
 from tpsgd_export.to_c.check import check
 from tpsgd_export.to_c.codes import with_codes
@@ -92,6 +92,7 @@ def page(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
     )  # fmt: skip
+    refuse_joined(recipe, "a page")
     recipe = with_codes(recipe, "auto")
     outputs, classes = recipe.classes, len(data.classes)
     if outputs != classes:

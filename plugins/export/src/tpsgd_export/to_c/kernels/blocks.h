@@ -40,6 +40,9 @@ typedef struct {
     const int8_t *small; /* weights of a byte, of a block that does not learn, or 0 */
     const float *scales; /* of their rows */
     uint32_t unpacked;   /* place in the arena where a few of them become floats */
+#ifdef TPS_WITH_ROWS
+    uint8_t adds; /* whether the output is added, before the activation, to what lies in its place */
+#endif
 } tps_block;
 
 /* Weights of a block that does not learn lie in flash, from which an AVR reads one at a time; so do codes
@@ -205,11 +208,17 @@ TPS_ONCE void tps_move_rows(float *w, uint32_t apart, uint32_t rows, const float
 }
 #endif
 
+#ifdef TPS_WITH_ROWS
+#define TPS_ADDS(b) ((b)->adds)
+#else
+#define TPS_ADDS(b) 0
+#endif
+
 /* y = sigma(W x + b) of one sample */
 TPS_HOT void tps_dense(const tps_block *b, const float *weights, const float *x, float *y)
 {
     uint32_t unit;
-    for (unit = 0; unit < b->units; unit++) y[unit] = 0.0f;
+    for (unit = 0; unit < b->units && !TPS_ADDS(b); unit++) y[unit] = 0.0f;
     if (TPS_FIXED(b)) tps_add_fixed(weights + b->weight, b->inputs, 1, b->units, x, b->inputs, y);
     else tps_add_rows(weights + b->weight, b->inputs, b->units, x, b->inputs, y);
     for (unit = 0; unit < b->units; unit++)

@@ -31,7 +31,8 @@
 #define TPS_BYTE(place) (*(place))
 #define TPS_INTEGER(place) (*(place))
 #endif
-#if defined(__AVR__) && !defined(TPS_WITH_SEQUENCES) /* recurrent layers point to rows in RAM */
+/* Rows that recurrent layers or blocks of several layers point to stay in RAM. */
+#if defined(__AVR__) && !defined(TPS_WITH_SEQUENCES) && !defined(TPS_WITH_ROWS)
 #define TPS_ROWS_IN_FLASH PROGMEM
 #define TPS_ROW(type, name, place) \
     type name##_copy;              \

@@ -116,6 +116,7 @@ TPS_HOT void tps_convolve(const tps_block *b, const float *weights, const float 
                 else z[0] = tps_one_filter(c, &at, map, w);
                 for (l = 0; l < lanes; l++) {
                     const float bias = b->bias == TPS_NOWHERE ? 0.0f : TPS_OF(b, weights + (b->bias + unit + l));
+                    if (TPS_ADDS(b)) z[l] += y[(unit + l) * b->pixels];
                     y[(unit + l) * b->pixels] = tps_activate(b, z[l] + bias);
                 }
             }

@@ -229,11 +229,11 @@ TPS_HOT float tps_learn_units(const tps_net *net, const tps_block *b, const tps_
     return loss;
 }
 
-/* One block learns from the batch whose outputs y are. */
-TPS_HOT float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
-                        float *gains, const float *x, float *y, const tps_label *labels)
+/* The loss of a batch whose outputs y are, but for that of targets; those of the last block become
+ * derivatives. */
+TPS_HOT float tps_block_loss(const tps_net *net, const tps_block *b, const float *weights, float *gains,
+                             float *y, const tps_label *labels)
 {
-    const uint32_t units = b->local == TPS_HEAD ? net->classes : b->units;
     uint32_t n;
     float loss = 0.0f, share = 1.0f / (float)net->batch;
     if (b->local == TPS_HEAD)
@@ -242,7 +242,17 @@ TPS_HOT float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *
 #ifdef TPS_WITH_READOUT
     if (b->local == TPS_READOUT) loss = tps_readout(net, b, weights, gains, y, labels);
 #endif
+    (void)weights;
     (void)gains;
+    return loss;
+}
+
+/* One block learns from the batch whose outputs y are. */
+TPS_HOT float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                        float *gains, const float *x, float *y, const tps_label *labels)
+{
+    const uint32_t units = b->local == TPS_HEAD ? net->classes : b->units;
+    float loss = tps_block_loss(net, b, weights, gains, y, labels);
 #ifdef TPS_SGD
     if (net->batch == 1 && !b->convolution)
         loss += tps_learn_dense(net, b, r, weights, x, y, labels, units);

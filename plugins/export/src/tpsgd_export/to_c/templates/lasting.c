@@ -71,12 +71,13 @@ static int net_take(net_state *s, tps_intake *in)
 @!recurrent     if (i >= NET_BLOCKS) return NET_BAD_ORDER;
 @!recurrent @backprop     if (i) return NET_BAD_ORDER;
 @!recurrent @backprop     return net_step(s, a, x, labels, lr, learns, loss); /* one part: the error comes last */
-@!recurrent @!backprop     if (i) x = a->numbers + TPS_WORD(&net.blocks[i - 1].output);
-@!recurrent @!backprop     net.blocks += i;
+@!recurrent @!backprop @!joined     if (i) x = a->numbers + TPS_WORD(&net.blocks[i - 1].output);
+@!recurrent @!backprop @!joined     net.blocks += i;
 @!recurrent @!backprop     error = tps_refuse(&net, x, labels, lr);
 @!recurrent @!backprop     if (error) return error;
 @!recurrent @!backprop     loss[i] = 0.0f;
-@!recurrent @!backprop     error = net_pass(s, a, i, &x, labels, lr, learns, loss);
+@!recurrent @!backprop @joined     error = net_pass(s, a, i, x, labels, lr, learns, loss);
+@!recurrent @!backprop @!joined     error = net_pass(s, a, i, &x, labels, lr, learns, loss);
 @!recurrent @!backprop     if (error || i + 1 == NET_BLOCKS) return error;
 @!recurrent @!backprop     *part = i + 1;
 @!recurrent @!backprop     return NET_MORE;
