@@ -15,6 +15,7 @@ from torch import Tensor
 from tpsgd_export.to_c.source import array
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "edge" / "cortex_m"
+LEARN = PROGRAM / "learn.c"
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
 COMPILER, EMULATOR = "arm-none-eabi-gcc", "qemu-system-arm"
 
@@ -35,6 +36,9 @@ BOARDS = {
     "Cortex-M3": Board("mps2-an385", ("-mcpu=cortex-m3", "-mfloat-abi=soft"), "4M"),
     "Cortex-M4F": Board("mps2-an386", ("-mcpu=cortex-m4", *FPU), "4M"),
     "Cortex-M7": Board("mps2-an500", ("-mcpu=cortex-m7", "-mfpu=fpv5-sp-d16", FPU[1]), "4M"),
+}
+COUNTED = {  # instructions of a Cortex-M0, which a Cortex-M3 has, too, on a board with a clock
+    "Cortex-M0, counted": Board("mps2-an385", ("-mcpu=cortex-m0", "-mfloat-abi=soft"), "4M"),
 }
 
 
@@ -61,25 +65,29 @@ def write_data(
     (folder / "data.h").write_text("#include <stdint.h>\n\n" + "\n".join(texts))
 
 
-def on_host(folder: Path, compiler: str = "gcc", *flags: str) -> dict[str, str]:
+def on_host(
+    folder: Path, compiler: str = "gcc", *flags: str, main: Path = LEARN
+) -> dict[str, str]:
     """What the program says on this machine."""
     program = folder / "learn"
-    sources = [folder / "net.c", PROGRAM / "learn.c", PROGRAM / "host.c"]
+    sources = [folder / "net.c", main, PROGRAM / "host.c"]
     command = [compiler, *STRICT, *(flags or ("-O2",)), f"-I{folder}", f"-I{PROGRAM}"]
     subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
     return _said(subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout)
 
 
-def on_board(folder: Path, name: str, optimise: str = "-O2") -> dict[str, str]:
+def on_board(
+    folder: Path, name: str, optimise: str = "-O2", main: Path = LEARN
+) -> dict[str, str]:
     """What the program says on an emulated board, and the sizes of its parts."""
-    board = BOARDS[name]
+    board = (BOARDS | COUNTED)[name]
     script, elf = folder / "link.ld", folder / "learn.elf"
     text = (PROGRAM / "link.ld.in").read_text()
     script.write_text(text.replace("@FLASH@", "0x0").replace("@RAM@", board.ram))
     command = [COMPILER, "-mthumb", *board.flags, *STRICT, optimise, "-ffreestanding"]
     command += ["-fno-tree-loop-distribute-patterns", "-ffunction-sections", "-fdata-sections"]
     objects = []
-    for source in (*sorted(folder.glob("*.c")), PROGRAM / "learn.c", PROGRAM / "start.c"):
+    for source in (*sorted(folder.glob("*.c")), main, PROGRAM / "start.c"):
         objects.append(folder / f"{source.stem}.o")
         include = [f"-I{folder}", f"-I{PROGRAM}"]
         subprocess.run([*command, *include, "-c", str(source), "-o", str(objects[-1])], check=True)
@@ -95,7 +103,7 @@ def on_board(folder: Path, name: str, optimise: str = "-O2") -> dict[str, str]:
     if ran.returncode:
         raise RuntimeError(f"{name} ended with status {ran.returncode}: {ran.stderr[-300:]}")
     said = _said(ran.stdout + ran.stderr)
-    for what in ("step", "inference"):
+    for what in ("step", "steps", "inference"):
         ticks = int(said.pop(what, 0))
         if board.instructions:
             said[what] = str(ticks * board.instructions)

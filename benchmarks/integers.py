@@ -166,12 +166,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), help="others stay in the file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    pairs = [(task, arm) for task in TASKS for arm in ARMS]
+    pairs = [(task, arm) for task in TASKS for arm in arguments.arms]
     with ProcessPoolExecutor(arguments.processes) as pool:
         rows = list(pool.map(measure, *zip(*pairs, strict=True)))
     arms: dict[str, dict[str, Any]] = {name: {} for name in TASKS}
+    if arguments.out.exists():
+        arms = json.loads(arguments.out.read_text())["arms"]
     for (task, arm), row in zip(pairs, rows, strict=True):
         arms[task][arm] = row
     result = {

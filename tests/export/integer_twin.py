@@ -1,4 +1,6 @@
-"""The training step of kernels/integer.h in Python's integers, written from its definition.
+"""The training step of kernels/integer.h and integer_rows.h in Python's integers.
+
+Written from its definition: one number after another, without words.
 
 Every result that C keeps in an int32 is checked to fit into it.
 """
@@ -8,6 +10,7 @@ from math import tanh
 from tpsgd_export.to_c.integer_scales import Factor, IntegerLayer, IntegerNet
 
 BIAS_LIMIT = 2**30 - 1
+NOISE = 747796405, 2891336453  # x -> factor x + term mod 2^32
 EXP2 = [round(2 ** (15 - k / 32)) for k in range(33)]
 TANH = [round(tanh(k / 16) * 2**15) for k in range(65)]
 
@@ -19,6 +22,15 @@ def int32(v):
 
 def clip(v, limit):
     return max(-limit, min(limit, v))
+
+
+def within(v, limit):
+    return max(-limit - 1, min(limit, v))
+
+
+def bits_of_all(x):
+    """Some bits, of which 2^bits is no less than any number."""
+    return max(int(v if v >= 0 else -1 - v).bit_length() for v in x)
 
 
 def normalised(value, point):
@@ -78,11 +90,14 @@ class Twin:
         return x
 
     def round(self, v, shift):
-        assert 0 <= shift <= 30 and abs(v) <= 2**30
-        if not shift:
-            return v
-        noise = 2 ** (shift - 1) if self.nearest else self.xorshift() >> (32 - shift)
-        return int32(v + noise) >> shift
+        """v / 2^shift, rounded at random, at most 30 bits at a time."""
+        while v and shift > 0:
+            now = min(shift, 30)
+            assert abs(v) <= 2**30
+            number = self.xorshift()
+            noise = 2 ** (now - 1) if self.nearest else number >> (32 - now)
+            v, shift = int32(v + noise) >> now, shift - 30
+        return v
 
     def sum(self, i, x, unit):
         start = self.biases[i][unit] if self.biases[i] is not None else 0
@@ -106,6 +121,7 @@ class Twin:
         below = [min((max(sums) - s) * scale.mantissa >> scale.point, 1 << 17) for s in sums]
         p = [exp2(t) for t in below]
         e = [((v << 15) + sum(p) // 2) // sum(p) for v in p]
+        e = [v if c == label else min(v, 32767) for c, v in enumerate(e)]
         e[label] -= 1 << 15
         return e, (int32((below[label] + log2(sum(p))) * 2839)) >> 12
 
@@ -124,8 +140,7 @@ class Twin:
                 if learns:
                     z = [self.sum(i, x, c) for c in range(self.classes)]
                     e, losses[i] = self.softmax(z, label, layer.log_gain)
-                    for c, D in enumerate(e):
-                        self.learn(i, layer, x, c, D, normalised(rate, 16))
+                    self.learn(i, layer, x, range(self.classes), e, None, normalised(rate, 16))
                 break
             y = [self.activate(layer, self.sum(i, x, j)) for j in range(layer.outputs)]
             if learns:
@@ -137,35 +152,63 @@ class Twin:
         signs = [[1 if bit else -1 for bit in row] for row in layer.codes[: self.classes]]
         sums = [sum(s * v for s, v in zip(row, y, strict=True)) for row in signs]
         e, loss = self.softmax(sums, label, layer.log_gain)
+        D = [sum(r[j] * v for r, v in zip(signs, e, strict=True)) for j in range(len(y))]
+        if layer.activation == 2:
+            D = [
+                int32(d * ((2**22 - v * v) >> 10) + 2048) >> 12 for d, v in zip(D, y, strict=True)
+            ]
         up = product(layer.gain, normalised(rate, 16))
-        down = product(up, layer.slope)
-        for j, v in enumerate(y):
-            D = sum(row[j] * error for row, error in zip(signs, e, strict=True))
-            if layer.activation == 2:
-                D = int32(D * ((2**22 - v * v) >> 10) + 2048) >> 12
-            self.learn(i, layer, x, j, D, up if v > 0 else down)
+        for first in range(0, len(y), 8):  # biases of eight units, then their weights
+            units = range(first, min(first + 8, len(y)))
+            self.learn(i, layer, x, units, [D[j] for j in units], [y[j] for j in units], up)
         return loss
 
-    def learn(self, i, layer, x, unit, D, f):
-        bits = 11 if i else 8
-        d = int32(clip(D, 65535) * f.mantissa + 2 ** (bits - 1)) >> bits
-        shift = 15 + f.point + layer.input_point - layer.weight_point - bits
-        if shift > 30:
-            d, shift = self.round_far(d, shift - 30), 30
-        elif shift < 0:
-            d, shift = clip(d * 2**-shift, BIAS_LIMIT >> bits), 0
-        if not d:
-            return
-        row = self.weights[i][unit]
-        for k, v in enumerate(x):
-            if v:
-                row[k] = clip(row[k] - self.round(int32(d * v), shift), layer.limit)
-        if self.biases[i] is not None:
-            shift -= 2 * layer.input_point
-            d = clip(d * 2**-shift, BIAS_LIMIT) if shift < 0 else self.round(d, shift)
-            self.biases[i][unit] = clip(int32(self.biases[i][unit] - d), BIAS_LIMIT)
+    def learn(self, i, layer, x, units, D, y, above):
+        """Units move against d times the input over 2^shift, their biases against d."""
+        bits, point = 11 if i else 8, 15 + layer.input_point - layer.weight_point
+        shift = max(0, min(16, above.point + point - bits))
+        below, moves = product(above, layer.slope), []
+        for n, unit in enumerate(units):
+            f = below if y is not None and y[n] <= 0 else above
+            d = self.rounded_d(within(D[n], 65535) * f.mantissa, f.point + point - shift, bits)
+            moves.append(d)
+            if d and self.biases[i] is not None:
+                at = shift - 2 * layer.input_point
+                step = self.round(d, at) if at > 0 else clip(d * 2**-at, BIAS_LIMIT)
+                self.biases[i][unit] = within(int32(self.biases[i][unit] - step), BIAS_LIMIT)
+        for unit, d in zip(units, moves, strict=True):
+            if d:
+                self.move(self.weights[i][unit], x, d, shift, layer.limit)
 
-    def round_far(self, v, shift):
-        while v and shift > 30:
-            v, shift = self.round(v, 30), shift - 30
-        return self.round(v, shift) if v else 0
+    def rounded_d(self, v, down, bits):
+        limit = BIAS_LIMIT >> bits
+        if not v:
+            return 0
+        if down <= 0:
+            return clip(v * 2**-down, limit)
+        d = self.round(v, down)
+        assert abs(d) <= limit or down < bits
+        return clip(d, limit)
+
+    def words(self, count):
+        """Noise of a row: 32 bits after 32 bits, from a random number on."""
+        word, words = self.xorshift(), []
+        for _ in range(count):
+            word = (word * NOISE[0] + NOISE[1]) % 2**32
+            words.append(0x80008000 if self.nearest else word)
+        return words
+
+    def move(self, row, x, d, shift, limit):
+        """A row of weights; where steps are rare, one of 2^g weights is chosen, and seldom moves."""
+        g, words = 16 - bits_of_all(x) - abs(d).bit_length(), self.words(len(x) // 4 * 2 + 2)
+        for k, v in enumerate(x):
+            p, step = int32(d * v), 0
+            if shift == 16 and g > 1:
+                chosen, rest = divmod(words[k >> g], 2 ** (32 - g))
+                if chosen == k % 2**g and rest < abs(p) << 16 and not self.nearest:
+                    step = -1 if p > 0 else 1
+            else:
+                quad, place = divmod(k, 4)
+                halves = divmod(words[2 * quad + place % 2], 2**16)
+                step = int32((halves[place < 2] >> (16 - shift)) - p) >> shift
+            row[k] = within(row[k] + step, limit)

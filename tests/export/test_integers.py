@@ -690,8 +690,8 @@ def test_the_limit_of_weights_keeps_every_sum_within_30_bits(numbers):
     net = net_of(model(nn.Linear(900, 300), nn.ReLU(), nn.Linear(300, 3)), x, y, numbers)
     for layer, largest_input in zip(net.layers, (128, 2047), strict=True):
         assert np.abs(layer.weights).max() <= layer.limit
-        assert layer.limit * layer.inputs * largest_input < 2**30
-    assert net.layers[0].limit == (127 if numbers == "int8" else (2**30 - 1) // (900 * 128))
+        assert (layer.limit + 1) * layer.inputs * largest_input < 2**30
+    assert net.layers[0].limit == (127 if numbers == "int8" else (2**30 - 1) // (900 * 128) - 1)
 
 
 def test_the_size_of_codes_is_in_the_gain():

@@ -383,7 +383,7 @@ def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> 
     block, gain = rehearsed.block, rehearsed.gain
     layer, who = block.layer, f"block {block.number + 1} ({block.name})"
     inputs, cells = fan_in(block), _cells(block)
-    limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (inputs * widest))
+    limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (inputs * widest) - 1)  # weights: -limit - 1 on
     if limit < 63 or inputs > 65535:
         raise TpsgdError(
             f"{who}: sums over {inputs} inputs leave 32 bits; make it narrower, or export floats"

@@ -29,6 +29,7 @@ from tpsgd_export.to_c.source import (
 )
 
 WIDTH = 96  # of a line of numbers
+TOGETHER, BYTES = 8, 1024  # filters that learn together, and bytes of their derivatives, at most
 
 
 class IntegerPlaces(NamedTuple):
@@ -44,7 +45,7 @@ class IntegerPlaces(NamedTuple):
     weight_bytes: int
     state_bytes: int  # biases, random state and number of classes, weights
     arena_bytes: int  # errors of the classes, and the outputs of two layers
-    derivatives: int  # of the pixels of a map
+    lines: int  # numbers of maps that are laid out one after another
     record_bytes: int  # a saved net: its head, weights, biases, CRC
 
 
@@ -53,8 +54,8 @@ def places(net: IntegerNet) -> IntegerPlaces:
     weights = [layer.weights.size * layer.learns for layer in net.layers]
     biases = [0 if la.biases is None else la.biases.size * la.learns for la in net.layers]
     hidden = [layer.size for layer in net.layers[:-1]]
-    maps = [layer.size // layer.outputs for layer in net.layers if layer.codes is not None]
-    derivatives = max((pixels for pixels in maps if pixels > 1), default=0)
+    lines = max(map(_lines, net.layers))
+    lines += lines % 2
     even, odd = (max(hidden[first::2], default=0) for first in (0, 1))
     size, weight_count, bias_count = BITS[net.numbers] // 8, sum(weights), sum(biases)
     padded_weights = weight_count + -weight_count % (4 // size)
@@ -65,10 +66,27 @@ def places(net: IntegerNet) -> IntegerPlaces:
         tuple(even * (i % 2) for i in range(len(hidden))),
         *(weight_count, bias_count, padded_weights, padded_outputs, size),
         state_bytes=4 * bias_count + 8 + size * padded_weights,
-        arena_bytes=4 * (net.recipe.outputs + derivatives) + 2 * padded_outputs,
-        derivatives=derivatives,
+        arena_bytes=4 * net.recipe.outputs + 2 * (lines + padded_outputs),
+        lines=lines,
         record_bytes=len(record_head(net)) + 4 + size * weight_count + 4 * bias_count,
     )
+
+
+def _lines(layer: IntegerLayer) -> int:
+    """Numbers that a convolution lays out: what a filter reads; d of some maps, and their inputs."""
+    of = layer.block.layer
+    if not isinstance(of, Convolution):
+        return 0
+    pixels = layer.size // layer.outputs
+    return max(layer.inputs, (_together(layer) + 1) * pixels * layer.learns)
+
+
+def _together(layer: IntegerLayer) -> int:
+    """Filters of a group whose derivatives are in RAM at the same time."""
+    of = layer.block.layer
+    assert isinstance(of, Convolution)
+    most = BYTES // (2 * layer.size // layer.outputs)
+    return min(TOGETHER, of.filters // of.groups, max(1, most if most < 4 else most // 4 * 4))
 
 
 def integer_layout(net: IntegerNet) -> MemoryMap:
@@ -103,7 +121,7 @@ def integer_source(net: IntegerNet) -> dict[str, str]:
     """The files of a net that learns in integers, by their names."""
     words = _words(net, places(net))
     maps = ["integer_maps"] * any(isinstance(b.layer, Convolution) for b in net.recipe.blocks)
-    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer", *maps))
+    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer_rows", "integer", *maps))
     kernels = "\n".join(["#include <stdint.h>", "", *texts, "#endif", ""])
     best = {"number": "int32_t", "input": "net_input", "recurrent": False}
     words["best"] = filled("best.h", best)
@@ -163,7 +181,7 @@ def _tables(net: IntegerNet) -> Iterator[str]:
     """The codes of all layers, and the weights of those that do not learn."""
     for i, layer in enumerate(net.layers):
         if layer.codes is not None:
-            bits = np.packbits(layer.codes.ravel(), bitorder="little")
+            bits = np.packbits([*layer.codes.ravel(), *[0] * 8], bitorder="little")  # a byte more
             yield _table("uint8_t", f"net_codes_{i}", bits, place=IN_FLASH)
         yield from _tables_of_maps(i, layer)
         if not layer.learns:
@@ -187,7 +205,7 @@ def _tables_of_maps(i: int, layer: IntegerLayer) -> Iterator[str]:
     grid = (block.local and block.local.grid) or of.out
     fields = row(
         *(of.channels, *of.size, *of.out, *of.kernel, *of.stride, *of.padding, *of.dilation),
-        *(of.groups, *grid, *layer.cells, len(pools), f"net_pools_{i}" if pools else "0"),
+        *(of.groups, *grid, *layer.cells, _together(layer), len(pools), f"net_pools_{i}" if pools else "0"),
     )
     yield f"static const struct tps_int_maps net_maps_{i} = {fields};"
 
@@ -236,7 +254,7 @@ def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
         else:
             maps = isinstance(layer.block.layer, Convolution)
             name = "convolve" if maps else "forward"
-            outputs_of = f"    tps_int_{name}{call}a->y + {at.outputs[i]});"
+            outputs_of = f"    tps_int_{name}{call}a->y + {at.outputs[i]}{', a->lines' * maps});"
             kernel, outputs = "tps_int_learn_hidden", f"a->y + {at.outputs[i]}, "
             if maps:
                 kernel = "tps_int_learn_maps"
@@ -249,7 +267,7 @@ def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
             step.append(
                 f"        if (blocks & UINT32_C({1 << i}))\n"
                 f"            value = {kernel}{call}{outputs}s->classes,\n"
-                f"                *labels, rate, a->e, {'a->d, ' * maps}&s->random);"
+                f"                *labels, rate, a->e, {'a->lines, ' * maps}&s->random);"
             )
         if layer.block.pools:
             step.append(f"    {pools}")
@@ -270,7 +288,7 @@ def _loaded_weights(net: IntegerNet, at: IntegerPlaces) -> str:
     size = at.weight_bytes
     return "\n".join(
         f"    for (i = {start}; i < {start + layer.weights.size}; i++)\n"
-        f"        s->weights[i] = (TPS_WEIGHT)tps_clip(tps_signed(tps_next(in, {size}), {size}), "
+        f"        s->weights[i] = (TPS_WEIGHT)tps_within(tps_signed(tps_next(in, {size}), {size}), "
         f"\n            net_layers[{i}].limit);"
         for i, (layer, start) in enumerate(zip(net.layers, at.weights, strict=True))
         if layer.learns

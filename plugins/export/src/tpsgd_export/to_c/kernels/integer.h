@@ -8,20 +8,6 @@
  * moves no weight. On digits (64-32-10) int8 weights reached 94.8 % with stochastic rounding, 83.8 %
  * with nearest rounding, and 77.6 % with a hidden layer that does not learn. */
 
-#ifndef TPS_UNUSED
-#if defined(__GNUC__)
-#define TPS_UNUSED __attribute__((unused))
-#else
-#define TPS_UNUSED
-#endif
-#endif
-#define TPS_INT_FN static TPS_UNUSED
-#if defined(__GNUC__)
-#define TPS_INT_HOT static inline __attribute__((always_inline, unused)) /* a few instructions */
-#else
-#define TPS_INT_HOT static
-#endif
-
 #define TPS_BIAS_LIMIT 1073741823   /* 2^30 - 1 */
 #define TPS_ACTIVATION_LIMIT 2047   /* of hidden units: 11 bits and a sign */
 #define TPS_ERROR_POINT 15          /* of softmax(z) - y* */
@@ -51,69 +37,35 @@ typedef struct {
     const struct tps_int_maps *maps; /* or 0: dense */
 } tps_int_layer;
 
-/* How far the weights of a layer move: d times an input, over 2^shift. */
-typedef struct {
-    int32_t d;
-    int32_t shift;
-} tps_move;
-
-TPS_INT_HOT int32_t tps_clip(int32_t v, int32_t limit)
-{
-    return v > limit ? limit : v < -limit ? -limit : v;
-}
-
-/* The floor of v / 2^shift for a shift below 31; C leaves >> of negative numbers open, gcc and clang
- * shift the sign in. */
-TPS_INT_HOT int32_t tps_floor(int32_t v, int32_t shift)
-{
-#if defined(__GNUC__)
-    return v >> shift;
-#else
-    return v < 0 ? -1 - ((-1 - v) >> shift) : v >> shift;
-#endif
-}
-
-/* v 2^shift within the limit */
+/* v 2^shift within the limit, for a shift of 0 or more */
 TPS_INT_FN int32_t tps_grow(int32_t v, int32_t shift, int32_t limit)
 {
-    for (; shift > 0 && v <= limit && v >= -limit; shift--) v *= 2;
-    return tps_clip(v, limit);
+    const int32_t most = shift > 30 ? 0 : limit >> shift;
+    return v > most ? limit : v < -most ? -limit : v ? v * ((int32_t)1 << shift) : 0;
 }
 
-TPS_INT_HOT uint32_t tps_xorshift(uint32_t *random)
+/* v / 2^shift, rounded up with the probability of its fraction by a random number; |v| <= 2^30, and
+ * the shift is 1 to 30 */
+TPS_INT_HOT int32_t tps_rounded(int32_t v, int32_t shift, uint32_t number)
 {
-    uint32_t x = *random;
-    x ^= x << 13;
-    x ^= x >> 17;
-    x ^= x << 5;
-    return *random = x;
-}
-
-/* v / 2^shift, rounded up with the probability of its fraction; |v| <= 2^30, shift from 0 to 30 */
-TPS_INT_HOT int32_t tps_round(int32_t v, int32_t shift, uint32_t *random)
-{
-    if (!shift) return v;
 #ifdef TPS_ROUND_TO_NEAREST
-    (void)random;
-    return tps_floor(v + ((int32_t)1 << (shift - 1)), shift);
-#else
-    return tps_floor(v + (int32_t)(tps_xorshift(random) >> (32 - shift)), shift);
+    number = UINT32_C(0x80000000);
 #endif
+    return tps_floor(v + (int32_t)(number >> (32 - shift)), shift);
 }
 
-TPS_INT_FN int32_t tps_round_far(int32_t v, int32_t shift, uint32_t *random)
+TPS_INT_FN int32_t tps_round(int32_t v, int32_t shift, uint32_t *random)
 {
-    for (; v && shift > 30; shift -= 30) v = tps_round(v, 30, random);
-    return v ? tps_round(v, shift, random) : 0;
+    for (; v && shift > 0; shift -= 30) v = tps_rounded(v, shift < 30 ? shift : 30, *random = tps_xorshift(*random));
+    return v;
 }
 
 TPS_INT_FN tps_factor tps_normalised(uint32_t value, int32_t point)
 {
+    const int32_t bits = tps_bits_of(value);
     tps_factor f;
-    for (; value > 16383; value >>= 1) point--;
-    for (; value && value < 8192; value <<= 1) point++;
-    f.mantissa = (uint16_t)value;
-    f.point = (int16_t)point;
+    f.mantissa = (uint16_t)(bits > 14 ? value >> (bits - 14) : value << (14 - bits));
+    f.point = (int16_t)(value ? point + 14 - bits : point);
     return f;
 }
 
@@ -123,41 +75,6 @@ TPS_INT_FN tps_factor tps_product(tps_factor a, tps_factor b)
 }
 
 /* ---- forward ---- */
-
-/* z += w x; four rows read x together. */
-#define TPS_SUMS_OF(NAME, TYPE)                                                                 \
-    TPS_INT_FN void NAME(const TPS_WEIGHT *w, const TYPE *x, uint32_t inputs, uint32_t rows,    \
-                         int32_t *z)                                                            \
-    {                                                                                           \
-        for (; rows >= 4; rows -= 4, z += 4) {                                                  \
-            const TPS_WEIGHT *w1 = w + inputs, *w2 = w1 + inputs, *w3 = w2 + inputs;            \
-            int32_t z0 = z[0], z1 = z[1], z2 = z[2], z3 = z[3];                                 \
-            const TYPE *p = x;                                                                  \
-            uint32_t k = inputs;                                                                \
-            do {                                                                                \
-                const int32_t value = *p++;                                                     \
-                z0 += *w++ * value;                                                             \
-                z1 += *w1++ * value;                                                            \
-                z2 += *w2++ * value;                                                            \
-                z3 += *w3++ * value;                                                            \
-            } while (--k);                                                                      \
-            w = w3;                                                                             \
-            z[0] = z0;                                                                          \
-            z[1] = z1;                                                                          \
-            z[2] = z2;                                                                          \
-            z[3] = z3;                                                                          \
-        }                                                                                       \
-        for (; rows; rows--) {                                                                  \
-            const TYPE *p = x;                                                                  \
-            uint32_t k = inputs;                                                                \
-            int32_t z0 = *z;                                                                    \
-            do z0 += (int32_t)*w++ * *p++; /* an int may have 16 bits */                        \
-            while (--k);                                                                        \
-            *z++ = z0;                                                                          \
-        }                                                                                       \
-    }
-TPS_SUMS_OF(tps_sums_of_inputs, TPS_INPUT)
-TPS_SUMS_OF(tps_sums_of_units, int16_t)
 
 /* Weights of a layer that does not learn lie in flash, from which an AVR reads one at a time. On other
  * processors the first is 0. */
@@ -181,11 +98,10 @@ TPS_INT_FN void tps_fixed_sums(const TPS_WEIGHT *w, tps_source x, uint32_t input
 
 /* z of some units, b + w x */
 TPS_INT_FN void tps_int_sums(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
-                             tps_source x, uint32_t first, uint32_t units, int32_t *z)
+                             tps_source x, uint32_t units, int32_t *z)
 {
     uint32_t j;
-    for (j = 0; j < units; j++) z[j] = b ? TPS_INT_OF(l, b + (first + j)) : 0;
-    w += first * l->inputs;
+    for (j = 0; j < units; j++) z[j] = b ? TPS_INT_OF(l, b + j) : 0;
     if (TPS_INT_FIXED(l)) tps_fixed_sums(w, x, l->inputs, units, z);
     else if (x.bytes) tps_sums_of_inputs(w, x.bytes, l->inputs, units, z);
     else tps_sums_of_units(w, x.units, l->inputs, units, z);
@@ -231,25 +147,26 @@ TPS_INT_FN int16_t tps_int_activate(const tps_int_layer *l, int32_t z)
 TPS_INT_FN void tps_int_forward(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
                                 tps_source x, int16_t *y)
 {
-    uint32_t first, units, j;
-    int32_t z[4];
-    for (first = 0; first < l->outputs; first += units) {
-        units = l->outputs - first < 4 ? l->outputs - first : 4;
-        tps_int_sums(l, w, b, x, first, units, z);
+    uint32_t left, units, j;
+    int32_t z[8];
+    for (left = l->outputs; left; left -= units) {
+        units = left < 8 ? left : 8;
+        tps_int_sums(l, w, b, x, units, z);
         for (j = 0; j < units; j++) *y++ = tps_int_activate(l, z[j]);
+        w += units * l->inputs;
+        if (b) b += units;
     }
 }
 
 TPS_INT_FN void tps_int_logits(const tps_int_layer *l, const TPS_WEIGHT *w, const int32_t *b,
                                tps_source x, uint32_t classes, int32_t *z)
 {
-    tps_int_sums(l, w, b, x, 0, classes, z);
+    tps_int_sums(l, w, b, x, classes, z);
 }
 
-/* The derivative of the activation is `up` or `down` for a ReLU; a tanh shrinks D by 1 - y^2. */
-TPS_INT_FN int32_t tps_int_slope(const tps_int_layer *l, int32_t y, int32_t D)
+/* A tanh shrinks D by 1 - y^2; the derivative of a ReLU is in the factors of units above 0 and below. */
+TPS_INT_FN int32_t tps_int_slope(int32_t y, int32_t D)
 {
-    if (l->activation != TPS_INT_TANH) return D;
     return tps_floor(D * ((4194304 - y * y) >> 10) + 2048, 12);
 }
 
@@ -302,7 +219,10 @@ TPS_INT_FN int32_t tps_int_softmax(int32_t *e, uint32_t classes, uint32_t label,
         e[c] = (int32_t)tps_exp2(tps_below(top, e[c], scale));
         total += (uint32_t)e[c];
     }
-    for (c = 0; c < classes; c++) e[c] = (int32_t)((((uint32_t)e[c] << 15) + total / 2) / total);
+    for (c = 0; c < classes; c++) {
+        e[c] = (int32_t)((((uint32_t)e[c] << 15) + total / 2) / total);
+        if (e[c] > 32767 && c != label) e[c] = 32767; /* an error has 16 bits */
+    }
     e[label] -= (int32_t)1 << TPS_ERROR_POINT;
     log = (int32_t)right + tps_log2(total);
     return (log * 2839) >> 12; /* times ln 2 */
@@ -310,82 +230,163 @@ TPS_INT_FN int32_t tps_int_softmax(int32_t *e, uint32_t classes, uint32_t label,
 
 /* ---- the class codes of a readout ---- */
 
-TPS_INT_FN void tps_int_read_out(const tps_int_layer *l, const int16_t *y,
-                                 uint32_t classes, int32_t *sums)
+/* Bit i of the codes and seven more; behind the last code lies a byte more. */
+TPS_INT_HOT uint32_t tps_bits(const uint8_t *codes, uint32_t i)
 {
-    const uint32_t units = l->outputs;
-    uint32_t c, j, i = 0;
-    for (c = 0; c < classes; c++) {
-        int32_t sum = 0;
-        for (j = 0; j < units; j++, i++) sum += (TPS_BYTE(l->codes + (i >> 3)) >> (i & 7)) & 1 ? y[j] : -y[j];
-        sums[c] = sum;
-    }
+    codes += i >> 3;
+    return (TPS_BYTE(codes) | (uint32_t)TPS_BYTE(codes + 1) << 8) >> (i & 7);
 }
 
-TPS_INT_FN int32_t tps_int_feedback(const tps_int_layer *l, const int32_t *e,
-                                    uint32_t classes, uint32_t unit)
+#define TPS_BIT(bits, k) ((int32_t)((bits) >> (k) & 1))
+
+/* The sum of those y whose codes, from bit i on, are +1; as words, two at a time */
+TPS_INT_LOOP int32_t tps_int_chosen(const uint8_t *codes, uint32_t i, const int16_t *y, uint32_t count)
 {
-    const uint32_t units = l->outputs;
-    int32_t D = 0;
-    for (; classes; classes--, unit += units, e++)
-        D += (TPS_BYTE(l->codes + (unit >> 3)) >> (unit & 7)) & 1 ? *e : -*e;
-    return D;
+    int32_t sum = 0;
+    uint32_t bits;
+    for (; count >= 8; count -= 8, i += 8, y += 8) {
+        bits = tps_bits(codes, i);
+#ifdef TPS_WORDS
+        bits = (bits & 0xFF) | bits << 15;
+        sum = tps_two_products(TPS_LOAD(y), bits & TPS_ONES, sum);
+        sum = tps_two_products(TPS_LOAD(y + 2), bits >> 2 & TPS_ONES, sum);
+        sum = tps_two_products(TPS_LOAD(y + 4), bits >> 4 & TPS_ONES, sum);
+        sum = tps_two_products(TPS_LOAD(y + 6), bits >> 6 & TPS_ONES, sum);
+#else
+        sum += y[0] * TPS_BIT(bits, 0);
+        sum += y[1] * TPS_BIT(bits, 1);
+        sum += y[2] * TPS_BIT(bits, 2);
+        sum += y[3] * TPS_BIT(bits, 3);
+        sum += y[4] * TPS_BIT(bits, 4);
+        sum += y[5] * TPS_BIT(bits, 5);
+        sum += y[6] * TPS_BIT(bits, 6);
+        sum += y[7] * TPS_BIT(bits, 7);
+#endif
+    }
+    if (count) for (bits = tps_bits(codes, i); count; count--, bits >>= 1) sum += *y++ * TPS_BIT(bits, 0);
+    return sum;
+}
+
+/* Sums over codes of +1 and -1: twice those over +1 less those over all */
+TPS_INT_FN void tps_int_read_out(const tps_int_layer *l, const int16_t *y, uint32_t features,
+                                 uint32_t classes, int32_t *sums)
+{
+    int32_t all = 0;
+    uint32_t c, j;
+    for (j = 0; j < features; j++) all += y[j];
+    for (c = 0; c < classes; c++) sums[c] = 2 * tps_int_chosen(l->codes, c * features, y, features) - all;
+}
+
+/* D: the derivatives by eight features, whose codes begin at bit i; as words, of two classes at a time */
+TPS_INT_LOOP void tps_int_feedback(const uint8_t *codes, uint32_t i, uint32_t features,
+                                   const int32_t *e, uint32_t classes, int32_t *D)
+{
+    int32_t D0 = 0, D1 = 0, D2 = 0, D3 = 0, D4 = 0, D5 = 0, D6 = 0, D7 = 0, all = 0;
+#ifdef TPS_WORDS
+    for (; classes > 1; classes -= 2, i += 2 * features, e += 2) {
+        const uint32_t bits = (tps_bits(codes, i) & 0xFF) | tps_bits(codes, i + features) << 16;
+        const uint32_t errors = tps_lower_halves((uint32_t)e[0], (uint32_t)e[1]);
+        all = tps_two_products(errors, TPS_ONES, all);
+        D0 = tps_two_products(errors, bits & TPS_ONES, D0);
+        D1 = tps_two_products(errors, bits >> 1 & TPS_ONES, D1);
+        D2 = tps_two_products(errors, bits >> 2 & TPS_ONES, D2);
+        D3 = tps_two_products(errors, bits >> 3 & TPS_ONES, D3);
+        D4 = tps_two_products(errors, bits >> 4 & TPS_ONES, D4);
+        D5 = tps_two_products(errors, bits >> 5 & TPS_ONES, D5);
+        D6 = tps_two_products(errors, bits >> 6 & TPS_ONES, D6);
+        D7 = tps_two_products(errors, bits >> 7 & TPS_ONES, D7);
+    }
+#endif
+    for (; classes; classes--, i += features) {
+        const uint32_t bits = tps_bits(codes, i);
+        const int32_t error = *e++;
+        all += error;
+        D0 += error * TPS_BIT(bits, 0);
+        D1 += error * TPS_BIT(bits, 1);
+        D2 += error * TPS_BIT(bits, 2);
+        D3 += error * TPS_BIT(bits, 3);
+        D4 += error * TPS_BIT(bits, 4);
+        D5 += error * TPS_BIT(bits, 5);
+        D6 += error * TPS_BIT(bits, 6);
+        D7 += error * TPS_BIT(bits, 7);
+    }
+    D[0] = 2 * D0 - all;
+    D[1] = 2 * D1 - all;
+    D[2] = 2 * D2 - all;
+    D[3] = 2 * D3 - all;
+    D[4] = 2 * D4 - all;
+    D[5] = 2 * D5 - all;
+    D[6] = 2 * D6 - all;
+    D[7] = 2 * D7 - all;
 }
 
 /* ---- the update ---- */
 
-/* D times a factor as a move of weights whose inputs have `bits` bits. */
-TPS_INT_FN tps_move tps_int_move(const tps_int_layer *l, int32_t D, tps_factor f, int32_t bits,
-                                 uint32_t *random)
+/* A derivative D becomes d = D mantissa / 2^down, rounded at random. */
+typedef struct {
+    int32_t mantissa, down;
+} tps_pace;
+
+/* What the units of a layer learn with: the input, how rows move, and the pace of units above 0 and
+ * below. Where steps are small, as most are, rows have a shift of 16; of a large rate, less. */
+typedef struct {
+    tps_source x;
+    tps_rows rows;
+    tps_pace above, below;
+    int32_t bits; /* of an input, at most */
+    uint32_t *random;
+} tps_int_lesson;
+
+TPS_INT_FN tps_int_lesson tps_int_lesson_of(const tps_int_layer *l, tps_source x, tps_factor above,
+                                            uint32_t *random)
 {
-    tps_move m;
-    m.d = tps_floor(tps_clip(D, 65535) * (int32_t)f.mantissa + ((int32_t)1 << (bits - 1)), bits);
-    m.shift = TPS_ERROR_POINT + f.point + l->input_point - l->weight_point - bits;
-    if (m.shift > 30) {
-        m.d = tps_round_far(m.d, m.shift - 30, random);
-        m.shift = 30;
-    } else if (m.shift < 0) {
-        m.d = tps_grow(m.d, -m.shift, TPS_BIAS_LIMIT >> bits);
-        m.shift = 0;
-    }
-    return m;
+    const tps_factor below = tps_product(above, l->slope);
+    const int32_t point = TPS_ERROR_POINT + l->input_point - l->weight_point;
+    tps_int_lesson of;
+    of.x = x;
+    of.bits = x.bytes ? 8 : 11;
+    of.rows.inputs = l->inputs;
+    of.rows.limit = l->limit;
+    of.rows.bits = x.bytes ? tps_move_by_inputs_bits(x.bytes, l->inputs) : tps_move_by_units_bits(x.units, l->inputs);
+    of.rows.shift = tps_clip(above.point + point - of.bits, 16);
+    if (of.rows.shift < 0) of.rows.shift = 0;
+    of.above.mantissa = above.mantissa;
+    of.below.mantissa = below.mantissa;
+    of.above.down = above.point + point - of.rows.shift;
+    of.below.down = below.point + point - of.rows.shift;
+    of.random = random;
+    return of;
 }
 
-TPS_INT_FN int32_t tps_int_bias(const tps_int_layer *l, int32_t b, tps_move m, uint32_t *random)
+/* d of a move; |d| times an input stays below 2^30, where an input has so many bits. */
+TPS_INT_HOT int32_t tps_int_d(int32_t D, const tps_pace *pace, int32_t bits, uint32_t *random)
 {
-    int32_t shift = m.shift - 2 * l->input_point;
-    int32_t d = shift < 0 ? tps_grow(m.d, -shift, TPS_BIAS_LIMIT) : tps_round(m.d, shift, random);
-    return tps_clip(b - d, TPS_BIAS_LIMIT);
+    const int32_t v = tps_within_17_bits(D) * pace->mantissa;
+    if (!v) return 0;
+    if (pace->down >= bits && pace->down <= 30)
+        return tps_rounded(v, pace->down, *random = tps_xorshift(*random));
+    return pace->down <= 0 ? tps_grow(v, -pace->down, TPS_BIAS_LIMIT >> bits)
+                           : tps_clip(tps_round(v, pace->down, random), TPS_BIAS_LIMIT >> bits);
 }
 
-/* Move a row of weights against d times the inputs; inputs of 0 cost no random number. What does not
- * change is copied: a weight of a byte could be a part of anything that a pointer leads to. */
-#define TPS_MOVE_OF(NAME, TYPE)                                                                 \
-    TPS_INT_FN void NAME(const tps_int_layer *l, TPS_WEIGHT *w, const TYPE *x, tps_move m,      \
-                         uint32_t *random)                                                      \
-    {                                                                                           \
-        const int32_t limit = l->limit;                                                         \
-        uint32_t k, state = *random;                                                            \
-        if (!m.d) return;                                                                       \
-        for (k = l->inputs; k; k--, w++) {                                                      \
-            const int32_t value = *x++;                                                         \
-            if (value)                                                                          \
-                *w = (TPS_WEIGHT)tps_clip(*w - tps_round(m.d * value, m.shift, &state), limit); \
-        }                                                                                       \
-        *random = state;                                                                        \
-    }
-TPS_MOVE_OF(tps_move_by_inputs, TPS_INPUT)
-TPS_MOVE_OF(tps_move_by_units, int16_t)
-
-/* One unit learns: D is the derivative of the loss by its output, over the gain. */
-TPS_INT_FN void tps_int_learn(const tps_int_layer *l, TPS_WEIGHT *w, int32_t *b, tps_source x,
-                              uint32_t unit, int32_t D, tps_factor f, uint32_t *random)
+/* Units learn: D are the derivatives of the loss by their outputs y, over the gain; they become d of
+ * the moves. Without y, all units count as above 0. */
+TPS_INT_FN void tps_int_learn(const tps_int_layer *l, TPS_WEIGHT *w, int32_t *b, const tps_int_lesson *of,
+                              uint32_t units, int32_t *D, const int16_t *y)
 {
-    tps_move m = tps_int_move(l, D, f, x.bytes ? 8 : 11, random);
-    w += unit * l->inputs;
-    if (x.bytes) tps_move_by_inputs(l, w, x.bytes, m, random);
-    else tps_move_by_units(l, w, x.units, m, random);
-    if (b && m.d) b[unit] = tps_int_bias(l, b[unit], m, random);
+    const int32_t shift = of->rows.shift - 2 * l->input_point;
+    uint32_t j, random = *of->random;
+    for (j = 0; j < units; j++) {
+        int32_t d = tps_int_d(D[j], y && y[j] <= 0 ? &of->below : &of->above, of->bits, &random);
+        D[j] = d;
+        if (!b || !d) continue;
+        if (shift > 0) d = tps_rounded(d, shift, random = tps_xorshift(random));
+        else if (shift < 0) d = tps_grow(d, -shift, TPS_BIAS_LIMIT);
+        b[j] = tps_within_31_bits(b[j] - d);
+    }
+    if (of->x.bytes) random = tps_move_by_inputs(w, of->x.bytes, &of->rows, D, units, random);
+    else random = tps_move_by_units(w, of->x.units, &of->rows, D, units, random);
+    *of->random = random;
 }
 
 /* A hidden layer lowers the loss of its readout; the loss comes back. */
@@ -393,15 +394,18 @@ TPS_INT_FN int32_t tps_int_learn_hidden(const tps_int_layer *l, TPS_WEIGHT *w, i
                                         tps_source x, const int16_t *y, uint32_t classes,
                                         uint32_t label, uint16_t rate, int32_t *e, uint32_t *random)
 {
-    uint32_t j;
-    tps_factor up = tps_product(l->gain, tps_normalised(rate, 16));
-    tps_factor down = tps_product(up, l->slope);
-    int32_t loss;
-    tps_int_read_out(l, y, classes, e);
+    const tps_factor up = tps_product(l->gain, tps_normalised(rate, 16));
+    const tps_int_lesson lesson = tps_int_lesson_of(l, x, up, random);
+    int32_t D[8], loss;
+    uint32_t j, k, units;
+    tps_int_read_out(l, y, l->outputs, classes, e);
     loss = tps_int_softmax(e, classes, label, l->log_gain);
-    for (j = 0; j < l->outputs; j++) {
-        int32_t D = tps_int_slope(l, y[j], tps_int_feedback(l, e, classes, j));
-        tps_int_learn(l, w, b, x, j, D, y[j] > 0 ? up : down, random);
+    for (j = 0; j < l->outputs; j += units, w += units * l->inputs, y += units) {
+        units = l->outputs - j < 8 ? l->outputs - j : 8;
+        tps_int_feedback(l->codes, j, l->outputs, e, classes, D);
+        if (l->activation == TPS_INT_TANH)
+            for (k = 0; k < units; k++) D[k] = tps_int_slope(y[k], D[k]);
+        tps_int_learn(l, w, b ? b + j : 0, &lesson, units, D, y);
     }
     return loss;
 }
@@ -411,10 +415,9 @@ TPS_INT_FN int32_t tps_int_learn_head(const tps_int_layer *l, TPS_WEIGHT *w, int
                                       tps_source x, uint32_t classes, uint32_t label, uint16_t rate, int32_t *e,
                                       uint32_t *random)
 {
-    uint32_t c;
-    tps_factor f = tps_normalised(rate, 16);
-    int32_t loss = tps_int_softmax(e, classes, label, l->log_gain);
-    for (c = 0; c < classes; c++) tps_int_learn(l, w, b, x, c, e[c], f, random);
+    const tps_int_lesson lesson = tps_int_lesson_of(l, x, tps_normalised(rate, 16), random);
+    const int32_t loss = tps_int_softmax(e, classes, label, l->log_gain);
+    tps_int_learn(l, w, b, &lesson, classes, e, 0);
     return loss;
 }
 

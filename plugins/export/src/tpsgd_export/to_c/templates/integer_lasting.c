@@ -37,7 +37,7 @@ static int net_take(net_state *s, tps_intake *in)
     }
 ${loops}
 @bias_count     for (i = 0; i < NET_BIASES; i++)
-@bias_count         s->biases[i] = tps_clip(tps_signed(tps_next(in, 4), 4), TPS_BIAS_LIMIT);
+@bias_count         s->biases[i] = tps_within_31_bits(tps_signed(tps_next(in, 4), 4));
     return in->failed ? NET_BAD_FLASH : NET_OK;
 }
 

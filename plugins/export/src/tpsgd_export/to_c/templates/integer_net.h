@@ -44,7 +44,7 @@ typedef struct {
 
 typedef struct {
     int32_t e[NET_CLASSES];
-@derivatives     int32_t d[$derivatives];
+@lines     int16_t lines[$lines];
 @padded_outputs     int16_t y[$padded_outputs];
 } net_arena;
 
