@@ -30,6 +30,7 @@ from tpsgd import rules
 from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.maths.random import Key, permutation
+from tpsgd.nets.cuts.split import LAYERS
 from tpsgd.zoo.resnet import Residual, resnet
 from tpsgd_export.plain_steps import with_plain_scales
 from tpsgd_export.read_model import read_model
@@ -43,10 +44,11 @@ Row = dict[str, Any]
 RATES = (0.003, 0.01, 0.03)
 PICTURE, DIGIT = (3, 32, 32), (1, 8, 8)
 ARMS: dict[str, tuple[Any, Any]] = {  # a rule, and the blocks
-    "readout": (rules.readout(), "layers"),
-    "readout-learned (default)": (rules.default(), "layers"),
+    "readout": (rules.readout(), LAYERS),
+    "readout-learned (default)": (rules.default(), LAYERS),
+    "last block with the head": (rules.readout(), [1, 1, 2]),
     "backprop": (rules.readout(), 1),
-    "frozen": (rules.frozen(), "layers"),
+    "frozen": (rules.frozen(), LAYERS),
 }
 
 
@@ -110,7 +112,8 @@ def arenas() -> list[Row]:
     """Bytes of every net for one picture of 32 x 32 at a time."""
     rows = []
     for name, build in NETS.items():
-        recipes = {arm: recipe_of(build(), arm, PICTURE) for arm in ARMS}
+        arms = [arm for arm, (_, blocks) in ARMS.items() if blocks in (LAYERS, 1)]
+        recipes = {arm: recipe_of(build(), arm, PICTURE) for arm in arms}
         arena = {arm: FLOAT * layout(recipe).arena for arm, recipe in recipes.items()}
         weights = FLOAT * recipes["readout"].parameters
         local, whole = arena["readout"], arena["backprop"]
@@ -204,7 +207,7 @@ def learned(net: str, arm: str) -> Row:
     return row
 
 
-CASES = [("pixels", arm) for arm in ARMS] + [("means", "readout"), ("means", "backprop")]
+CASES = [(net, arm) for net in DIGITS for arm in ARMS]
 
 
 def main() -> None:

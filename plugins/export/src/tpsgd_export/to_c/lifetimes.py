@@ -8,14 +8,15 @@ activation was taken. The derivatives of an output live from the first of them t
 until the row itself has used them. A sum lies where what is added lay, if nothing needs that later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from random import Random
 from typing import Any
 
 from tpsgd_export.recipe import BlockRecipe, StepRecipe
 
 SAMPLE = "TPS_SAMPLE"  # the place of what the net reads, in C
+ORDERS = 64  # at random
 OUTPUT, POOLED, ERROR = "output", "pooled", "error"
 
 
@@ -143,15 +144,30 @@ def _back(
 
 
 def placed(lives: Lives) -> int:
-    """Give all numbers their places; where they end."""
-    every = _all(lives)
-    orders: Sequence[Callable[[Life], Any]] = (
-        lambda life: (-life.count, life.first),
-        lambda life: (life.first - life.last, -life.count),
-        attrgetter("first"),
-    )
-    ends = [_place(sorted(every, key=order)) for order in orders]
-    return _place(sorted(every, key=orders[ends.index(min(ends))]))
+    """Give all numbers their places; where they end. The first order without a gap is taken."""
+    every, least = _all(lives), lowest(lives)
+    best: tuple[int, list[Life]] | None = None
+    for order in _orders(every):
+        end = _place(order)
+        if best is None or end < best[0]:
+            best = end, order
+        if end == least:
+            return end
+    assert best is not None
+    return _place(best[1])
+
+
+def _orders(lives: list[Life]) -> Iterator[list[Life]]:
+    """Orders in which numbers may get their places: large ones, long-lived ones, early ones first.
+
+    Then some at random, always the same.
+    """
+    yield sorted(lives, key=lambda life: (-life.count, life.first))
+    yield sorted(lives, key=lambda life: (life.first - life.last, -life.count))
+    yield sorted(lives, key=lambda life: life.first)
+    chance = Random(0)
+    for _ in range(ORDERS):
+        yield chance.sample(lives, len(lives))
 
 
 def _all(lives: Lives) -> list[Life]:
