@@ -22,14 +22,14 @@ from tpsgd.zoo import recipes
 from tpsgd_export.to_c.compiled import CompiledNet
 
 BLOCKS = (  # inverted residuals: channels in, channels out, expansion, stride
-    (8, 8, 1, 1), (8, 16, 2, 2), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1),
+    (8, 8, 1, 1), (8, 16, 2, 2), (16, 16, 2, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1),
     (32, 64, 3, 2), (64, 64, 3, 1), (64, 64, 3, 1),
 )  # fmt: skip
 WIDTH = 128  # of the last convolution, over pixels
 TAIL = 3 + len(BLOCKS) - 1  # the module where the tail begins
 LEARNS = {"the tail and the head": 0b111, "the head alone": 0b100}  # of the last three blocks
 OLD = 5  # classes that the body learns
-RULE = rules.readout(features=WIDTH)  # which sees the mean of each map
+RULE = rules.readout(True, features=WIDTH)  # which sees the mean of each map
 RATES = (0.003, 0.01, 0.03)
 Samples = tuple[Tensor, Tensor]
 
