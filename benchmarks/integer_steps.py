@@ -1,12 +1,12 @@
-"""Steps in integers beside steps in floats on emulated microcontrollers: instructions, code and RAM.
+"""Steps in integers beside steps in floats on emulated microcontrollers: instructions, bytes.
 
     python benchmarks/integer_steps.py --out results/integer_steps.json
 
 The exported C of a dense and of a convolutional net learns the digits of 8 x 8 by a readout with
 binary codes and a scale of 4, one sample at a time, compiled with -Os. Instructions are QEMU's, not
 cycles. A step in int8 takes as many as its gradients ask for, so its mean over the first samples of
-training is given; later ones take fewer. A step in floats takes the same number for every sample; it
-is that of `edge_table`, with class codes from flash, the quickest.
+training is given; later ones take fewer. A step in floats takes the same number for every sample;
+it is that of `edge_table`, with class codes from flash, the quickest.
 The Cortex-M0's program is counted on a board that has a clock, of a Cortex-M3.
 """
 
@@ -51,7 +51,9 @@ def integers_of(net: str, numbers: str) -> IntegerNet:
     return integer_net(recipe_of(net), x[:CALIBRATION], y[:CALIBRATION], numbers, rate=RATE)
 
 
-def written(net: IntegerNet, folder: Path, x: torch.Tensor, y: torch.Tensor, epochs: int = 1) -> None:
+def written(
+    net: IntegerNet, folder: Path, x: torch.Tensor, y: torch.Tensor, epochs: int = 1
+) -> None:
     """The C of a net of integers, and samples as the bytes that it reads."""
     for name, text in integer_source(net).items():
         (folder / name).write_text(text)
@@ -91,9 +93,11 @@ def row_of(net: str, numbers: str) -> Row:
     for key, board in BOARDS.items():
         said = of_floats(net, board) if numbers == "float32" else of_integers(net, numbers, board)
         row[key] = {
-            "step_instructions": int(said["step"]), "inference_instructions": int(said["inference"]),
-            "code_bytes": int(said["linked"]), "ram_bytes": int(said["static"]) + int(said["stack"]),
-        }  # fmt: skip
+            "step_instructions": int(said["step"]),
+            "inference_instructions": int(said["inference"]),
+            "code_bytes": int(said["linked"]),
+            "ram_bytes": int(said["static"]) + int(said["stack"]),
+        }
         print(net, numbers, board, row[key], flush=True)
     return row
 

@@ -78,7 +78,7 @@ def test_every_move_is_right_on_average(tmp_path):
 
 
 def test_weights_saturate_at_both_ends_of_their_limit(tmp_path):
-    net, x, y = case("no bias", "int8")
+    net, x, _ = case("no bias", "int8")
     q = net.quantised(x)
     steps = [(q[0], int(label), 65535, 7) for label in (0, 1, 2) for _ in range(40)]
     record = run(net, build(net, tmp_path), steps)[-1]

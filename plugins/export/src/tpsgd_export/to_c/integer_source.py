@@ -64,7 +64,7 @@ def places(net: IntegerNet) -> IntegerPlaces:
 
 
 def _lines(layer: IntegerLayer) -> int:
-    """Numbers that a convolution lays out: what a filter reads; d of some maps, and their inputs."""
+    """Numbers that a convolution lays out: what a filter reads; d of maps, and their inputs."""
     of = layer.block.layer
     if not isinstance(of, Convolution):
         return 0
@@ -194,7 +194,14 @@ def _tables_of_maps(i: int, layer: IntegerLayer) -> Iterator[str]:
     grid = (block.local and block.local.grid) or of.out
     fields = row(
         *(of.channels, *of.size, *of.out, *of.kernel, *of.stride, *of.padding, *of.dilation),
-        *(of.groups, *grid, *layer.cells, _together(layer), len(pools), f"net_pools_{i}" if pools else "0"),
+        *(
+            of.groups,
+            *grid,
+            *layer.cells,
+            _together(layer),
+            len(pools),
+            f"net_pools_{i}" if pools else "0",
+        ),
     )
     yield f"static const struct tps_int_maps net_maps_{i} = {fields};"
 
