@@ -59,7 +59,7 @@ def written(
         (folder / name).write_text(text)
     data = torch.from_numpy(net.quantised(x).view("uint8")), y
     numbers = {"EPOCHS": str(epochs), "RATE": str(round(RATE * 65536))}
-    emulated.write_data(folder, data, tuple(v[:20] for v in data), **numbers)
+    emulated.write_data(folder, data, (data[0][:20], data[1][:20]), **numbers)
 
 
 def of_integers(net: str, numbers: str, board: str) -> dict[str, str]:

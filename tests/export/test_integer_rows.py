@@ -89,7 +89,7 @@ def test_weights_saturate_at_both_ends_of_their_limit(tmp_path):
 def data(folder, net, x, y):
     samples = torch.from_numpy(net.quantised(x).view(np.uint8).reshape(len(x), -1)), y
     numbers = {"EPOCHS": "2", "RATE": "900"}
-    emulated.write_data(folder, samples, tuple(v[:5] for v in samples), **numbers)
+    emulated.write_data(folder, samples, (samples[0][:5], samples[1][:5]), **numbers)
 
 
 def nets(name):

@@ -171,7 +171,8 @@ def _tables(net: IntegerNet) -> Iterator[str]:
     """The codes of all layers, and the weights of those that do not learn."""
     for i, layer in enumerate(net.layers):
         if layer.codes is not None:
-            bits = np.packbits([*layer.codes.ravel(), *[0] * 8], bitorder="little")  # a byte more
+            bits = np.packbits(layer.codes.ravel(), bitorder="little")
+            bits = np.append(bits, np.uint8(0))  # tps_bits reads a byte more
             yield _table("uint8_t", f"net_codes_{i}", bits)
         yield from _tables_of_maps(i, layer)
         if not layer.learns:
