@@ -1,5 +1,6 @@
 """Rows of integer weights: moves without bias, saturation, and the same bits on every processor."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -160,3 +161,19 @@ def test_the_kernels_are_cpp_too(tmp_path):
         strict = [flag for flag in STRICT if flag != "-std=c99"]
         command = ["g++", "-x", "c++", "-std=c++17", *strict, "-O2", "-c", tmp_path / "net.c"]
         subprocess.run([*command, "-o", tmp_path / "net.o"], check=True)
+
+
+def test_a_measured_step_in_int8_takes_no_more_instructions_than_one_in_floats():
+    results = Path(emulated.__file__).parent.parent / "results" / "integer_steps.json"
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    steps = {
+        (row["net"], row["numbers"], board): row[board]["step_instructions"]
+        for row in rows
+        for board in ("m4f", "m3", "m0")
+    }
+    for (net, numbers, board), count in steps.items():
+        if numbers == "int8":
+            assert count <= steps[net, "float32", board], (net, board)
+            assert count < steps[net, "int16", board]
+            assert 10 * count < steps[net, "float32", board] or board == "m4f"
+    assert len(steps) == 18
