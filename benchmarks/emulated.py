@@ -65,9 +65,7 @@ def write_data(
     (folder / "data.h").write_text("#include <stdint.h>\n\n" + "\n".join(texts))
 
 
-def on_host(
-    folder: Path, compiler: str = "gcc", *flags: str, main: Path = LEARN
-) -> dict[str, str]:
+def on_host(folder: Path, compiler: str = "gcc", *flags: str, main: Path = LEARN) -> dict[str, str]:
     """What the program says on this machine."""
     program = folder / "learn"
     sources = [folder / "net.c", main, PROGRAM / "host.c"]
@@ -76,9 +74,7 @@ def on_host(
     return _said(subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout)
 
 
-def on_board(
-    folder: Path, name: str, optimise: str = "-O2", main: Path = LEARN
-) -> dict[str, str]:
+def on_board(folder: Path, name: str, optimise: str = "-O2", main: Path = LEARN) -> dict[str, str]:
     """What the program says on an emulated board, and the sizes of its parts."""
     board = (BOARDS | COUNTED)[name]
     script, elf = folder / "link.ld", folder / "learn.elf"

@@ -154,9 +154,7 @@ class Twin:
         e, loss = self.softmax(sums, label, layer.log_gain)
         D = [sum(r[j] * v for r, v in zip(signs, e, strict=True)) for j in range(len(y))]
         if layer.activation == 2:
-            D = [
-                int32(d * ((2**22 - v * v) >> 10) + 2048) >> 12 for d, v in zip(D, y, strict=True)
-            ]
+            D = [int32(d * ((2**22 - v * v) >> 10) + 2048) >> 12 for d, v in zip(D, y, strict=True)]
         up = product(layer.gain, normalised(rate, 16))
         for first in range(0, len(y), 8):  # biases of eight units, then their weights
             units = range(first, min(first + 8, len(y)))
@@ -199,7 +197,7 @@ class Twin:
         return words
 
     def move(self, row, x, d, shift, limit):
-        """A row of weights; where steps are rare, one of 2^g weights is chosen, and seldom moves."""
+        """A row of weights; where steps are rare, one of 2^g is chosen, and seldom moves."""
         g, words = 16 - bits_of_all(x) - abs(d).bit_length(), self.words(len(x) // 4 * 2 + 2)
         for k, v in enumerate(x):
             p, step = int32(d * v), 0

@@ -73,7 +73,7 @@ def places(net: IntegerNet) -> IntegerPlaces:
 
 
 def _lines(layer: IntegerLayer) -> int:
-    """Numbers that a convolution lays out: what a filter reads; d of some maps, and their inputs."""
+    """Numbers that a convolution lays out: what a filter reads; d of maps, and their inputs."""
     of = layer.block.layer
     if not isinstance(of, Convolution):
         return 0
@@ -181,7 +181,8 @@ def _tables(net: IntegerNet) -> Iterator[str]:
     """The codes of all layers, and the weights of those that do not learn."""
     for i, layer in enumerate(net.layers):
         if layer.codes is not None:
-            bits = np.packbits([*layer.codes.ravel(), *[0] * 8], bitorder="little")  # a byte more
+            bits = np.packbits(layer.codes.ravel(), bitorder="little")
+            bits = np.append(bits, np.uint8(0))  # tps_bits reads a byte more
             yield _table("uint8_t", f"net_codes_{i}", bits, place=IN_FLASH)
         yield from _tables_of_maps(i, layer)
         if not layer.learns:
@@ -205,7 +206,14 @@ def _tables_of_maps(i: int, layer: IntegerLayer) -> Iterator[str]:
     grid = (block.local and block.local.grid) or of.out
     fields = row(
         *(of.channels, *of.size, *of.out, *of.kernel, *of.stride, *of.padding, *of.dilation),
-        *(of.groups, *grid, *layer.cells, _together(layer), len(pools), f"net_pools_{i}" if pools else "0"),
+        *(
+            of.groups,
+            *grid,
+            *layer.cells,
+            _together(layer),
+            len(pools),
+            f"net_pools_{i}" if pools else "0",
+        ),
     )
     yield f"static const struct tps_int_maps net_maps_{i} = {fields};"
 

@@ -2,11 +2,7 @@
  *
  * A number v with binary point p is v / 2^p. Weights saturate at the limit of their layer, which is
  * so small that no sum of products leaves 2^30; biases have the point of these sums and saturate at
- * 2^30. So nothing overflows an int32. No float, no libc, no 64-bit division.
- * The program that includes this file defines TPS_WEIGHT (int8_t or int16_t) and TPS_INPUT (int8_t
- * or uint8_t). TPS_ROUND_TO_NEAREST turns stochastic rounding off: then a step below half a unit
- * moves no weight. On digits (64-32-10) int8 weights reached 94.8 % with stochastic rounding, 83.8 %
- * with nearest rounding, and 77.6 % with a hidden layer that does not learn. */
+ * 2^30. So nothing overflows an int32. No float, no libc, no 64-bit division. */
 
 #define TPS_BIAS_LIMIT 1073741823   /* 2^30 - 1 */
 #define TPS_ACTIVATION_LIMIT 2047   /* of hidden units: 11 bits and a sign */
