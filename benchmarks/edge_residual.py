@@ -47,6 +47,7 @@ ARMS: dict[str, tuple[Any, Any]] = {  # a rule, and the blocks
     "readout": (rules.readout(), LAYERS),
     "readout-learned (default)": (rules.default(), LAYERS),
     "last block with the head": (rules.readout(), [1, 1, 2]),
+    "default, last block with the head": (rules.default(), [1, 1, 2]),
     "backprop": (rules.readout(), 1),
     "frozen": (rules.frozen(), LAYERS),
 }
