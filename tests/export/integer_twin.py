@@ -1,4 +1,4 @@
-"""The training step of kernels/integer.h and integer_rows.h in Python's integers.
+"""The training step of kernels/integers/, layers.h and rows.h, in Python's integers.
 
 Written from its definition: one number after another, without words.
 

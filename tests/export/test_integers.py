@@ -450,7 +450,7 @@ def test_stochastic_rounding_is_right_on_average(tmp_path):
 
 
 def test_tables_of_exp_and_tanh_are_those_of_their_formulas():
-    text = (Path(tpsgd_export.__file__).parent / "to_c/kernels/integer.h").read_text()
+    text = (Path(tpsgd_export.__file__).parent / "to_c/kernels/integers/layers.h").read_text()
     for name, values in (("tps_exp2_table", EXP2), ("tps_tanh_table", TANH)):
         numbers = text.split(f"{name}[", 1)[1].split("{", 1)[1].split("}", 1)[0]
         assert [int(n) for n in numbers.split(",")] == values

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from export.joined_nets import Basic, Pooled
 from export.machines import HERE, MACHINES, WARNINGS, compiled, instructions, ram_of, said
 from torch import nn
 
@@ -37,7 +38,8 @@ class Case:
         options: of the export.
         defines: for `steps.c`.
         frozen: the layers that do not learn.
-        descriptors: bytes of the tables of sizes that an AVR keeps in RAM, at most.
+        descriptors: bytes of the tables that an AVR keeps in RAM, at most: sizes; of recurrent and
+            joined layers also rows.
     """
 
     layers: Callable[[], list[nn.Module]]
@@ -81,6 +83,20 @@ def plain_maps() -> list[nn.Module]:
     ]  # fmt: skip
 
 
+def residuals() -> list[nn.Module]:
+    return [
+        nn.Conv2d(2, 4, 3, stride=2), nn.LeakyReLU(), Basic(4, 4), Basic(4, 5, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4),
+    ]  # fmt: skip
+
+
+def pool_inside() -> list[nn.Module]:
+    return [
+        nn.Conv2d(2, 4, 3, stride=2), nn.ReLU(), Pooled(nn.MaxPool2d(2)), nn.Flatten(),
+        nn.Linear(10, 4),
+    ]  # fmt: skip
+
+
 def cells() -> list[nn.Module]:
     first = tpsgd.Recurrent(3, 6, sequence=True)
     return [first, tpsgd.Recurrent(6, 5), nn.Linear(5, 4)]
@@ -120,6 +136,19 @@ CASES = {
         plain_maps, MAP | {"rule": "backprop"}, frozen=(2,), descriptors=96
     ),
     "backprop through a frozen layer": Case(dense, FLAT | {"rule": "backprop"}, frozen=(2,)),
+    "residual, one frozen in bytes": Case(
+        residuals, MAP | {"rule": "readout", "frozen": "int8"}, frozen=(0, 2), descriptors=1000
+    ),
+    "residual, learned codes": Case(
+        residuals, MAP | {"optimizer": "momentum"}, frozen=(0, 2), descriptors=1000
+    ),
+    "residual, the last block with the head": Case(
+        pool_inside, MAP | {"rule": "readout", "codes": "hash", "blocks": [1, 2]}, descriptors=700
+    ),
+    "residual, a pool inside": Case(
+        pool_inside, MAP | {"rule": "readout", "codes": "hash", "batch": 2}, ("BATCH=2",),
+        descriptors=700,
+    ),
     "numbers": Case(
         lambda: [nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 2)],
         FLAT | {"rule": "tpsgd-l2", "samples": ROWS, "labels": NUMBERS},
@@ -236,6 +265,7 @@ def test_without_flash_an_avr_would_need_ram_for_its_constants(case, folder, tmp
 FROZEN = [
     "frozen maps, bits", "backprop through frozen maps", "backprop through a frozen layer",
     "frozen cells", "frozen diagonal", "codes in flash, scaling, names",
+    "residual, one frozen in bytes",
 ]  # fmt: skip
 
 
@@ -262,7 +292,7 @@ def test_a_unit_that_fuses_is_told_not_to(pragma, case, folder, tmp_path):
 
 CPP = [
     "codes in flash, scaling, names", "maps frozen in bytes", "frozen diagonal", "frozen integers",
-    "head",
+    "residual, one frozen in bytes", "residual, a pool inside", "head",
 ]  # fmt: skip
 
 

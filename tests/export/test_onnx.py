@@ -23,8 +23,10 @@ from tpsgd import TpsgdError, losses, projections, rules
 from tpsgd.nets.recurrent import connect
 from tpsgd_export.read_model import read_model
 from tpsgd_export.recipe import BlockRecipe, Convolution
+from tpsgd_export.records import read_weights
 from tpsgd_export.to_c.check import keeping_codes
 from tpsgd_export.to_c.codes import drawn as codes_of_classes
+from tpsgd_export.to_c.compiled import CompiledNet, compiler
 from tpsgd_export.to_onnx import step
 from tpsgd_export.to_onnx.export import onnx as export
 from tpsgd_export.to_onnx.graph import Graph, Port, as_model
@@ -101,6 +103,7 @@ RULES = {
     "readout": rules.readout(),
     "learned": rules.default(),
     "learned, by hand": rules.readout(True, projections.uniform(0.5), features=12, scale=4.0),
+    "learned, with a gain": rules.readout(True, scale=2.0, gain=2.0),
     "fixed": rules.readout(scale=4.0, projection=projections.binary()),
     "l1": rules.tpsgd_l1(projection=projections.uniform(0.5)),
     "l2": rules.tpsgd_l2(),
@@ -289,11 +292,37 @@ def test_gains_are_measured_in_the_first_batch_and_stay(net):
         assert later[name] == first[name]
 
 
-def test_samples_fix_the_gains(tmp_path):
+@pytest.mark.parametrize("measured", [False, True])
+def test_samples_fix_the_gains(tmp_path, measured):
     model, shape = seeded(cnn), NETS[cnn]
-    samples = drawn(shape)[0][0]
-    written = export(model, tmp_path / "step.onnx", shape=shape, samples=samples)
-    assert not any(name.startswith("gain/") for name in np.load(written.paths[2]))
+    settings = {"samples": drawn(shape)[0][0]} if measured else {}
+    file = tmp_path / "step.onnx"
+    written = export(model, file, shape=shape, optimizer="adam", **settings)
+    gains = [name for name in np.load(written.paths[2]) if name.startswith("gain/")]
+    assert len(gains) == (0 if measured else 2)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+@pytest.mark.parametrize("net", [cnn, dense])
+@pytest.mark.parametrize("rule", [rules.readout(), None])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_graph_learns_what_the_exported_c_learns(tmp_path, net, rule, optimizer, measured):
+    """By the default scale and gain of plain steps, fixed codes and learned ones."""
+    model, shape = seeded(net), NETS[net]
+    x, labels = drawn(shape, steps=10, batch=1)
+    samples = 9 * x[:, 0] if measured else None  # their features are too large for the scale 4
+    settings = {"shape": shape, "rule": rule, "optimizer": optimizer, "samples": samples}
+    step = export(model, tmp_path / "step.onnx", **settings).paths[0]
+    tpsgd.export.c(model, tmp_path / "net", **settings)
+    board, state = CompiledNet(tmp_path / "net"), dict(np.load(tmp_path / "step.weights.npz"))
+    state = step_by_step(session(str(step)), state, (x, labels), optimizer)
+    for sample, label in zip(x, labels, strict=True):
+        board.step(sample, label, RATE[optimizer])
+    start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    read_weights(model, board.save())
+    assert distance(state, model) < 1e-6
+    assert max(np.abs(state[name] - p).max() for name, p in start.items()) > 1e-3
 
 
 def test_dead_features_have_a_gain_of_their_own():

@@ -18,11 +18,8 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Data
-from tpsgd_export.read_model import read_model
 from tpsgd_export.records import read_weights
-from tpsgd_export.to_c.codes import with_codes
 from tpsgd_export.to_c.compiled import CompiledNet, compiler
-from tpsgd_export.to_c.source import sources
 from tpsgd_export.to_page import wasm
 from tpsgd_export.to_page.page import CALIBRATION, page
 from tpsgd_export.to_page.samples import chosen, drawing
@@ -170,6 +167,30 @@ def test_what_has_no_page_is_refused(digits, model, tmp_path):
         page(model, digits, tmp_path / "learns.html")
 
 
+class Compiled(Exception):
+    """A program would be compiled from these sources."""
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("rule", [None, rules.readout(), rules.tpsgd_l2()])
+def test_the_program_of_a_page_is_the_exported_c(
+    rule, optimizer, digits, model, monkeypatch, tmp_path
+):
+    def compiled(texts):
+        raise Compiled(texts)
+
+    monkeypatch.setattr(wasm, "compiled", compiled)
+    settings = {"rule": rule, "optimizer": optimizer, "spare": 2, "seed": 5}
+    with pytest.raises(Compiled) as told:
+        page(model, digits, tmp_path / "learns.html", **settings)
+    (texts,) = told.value.args
+    samples = digits.train[0][:CALIBRATION]
+    tpsgd.export.c(model, tmp_path / "net", shape=(1, 8, 8), samples=samples, **settings)
+    for file in (tmp_path / "net").iterdir():
+        assert texts[file.name] == file.read_text()
+
+
 @pytest.mark.parametrize("lr", [float("nan"), -1, 0, 1001, float("inf"), "0.1"])
 def test_a_rate_that_no_step_takes_is_refused(digits, model, tmp_path, lr):
     with pytest.raises(TpsgdError, match="lr must be above 0"):
@@ -214,10 +235,9 @@ def test_weights_have_the_bits_of_the_same_c_on_this_machine(
         return [order, btoa(String.fromCharCode(...p.net.save()))];"""
     )
     samples = digits.train[0][:CALIBRATION]
-    recipe = read_model(model, rules.readout(), (1, 8, 8), spare=3, samples=samples)
-    for name, text in sources(with_codes(recipe, "auto")).items():
-        (tmp_path / name).write_text(text)
-    net = CompiledNet(tmp_path)
+    settings = {"rule": rules.readout(), "shape": (1, 8, 8), "spare": 3, "samples": samples}
+    tpsgd.export.c(model, tmp_path / "net", **settings)
+    net = CompiledNet(tmp_path / "net")
     assert len(set(order)) == 200
     for i in order:
         net.step(digits.train[0][i], digits.train[1][i].view(1), LR)

@@ -17,11 +17,27 @@ samples of digits, an IMU and EEG, beside other scales and gains: `benchmarks/ed
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from tpsgd.rules import Rule, has_default_scale, learns_codes, with_scale
+from tpsgd_export.read_model import read_model
 from tpsgd_export.recipe import BlockRecipe, StepRecipe
 
 SCALE = 4.0  # of fixed codes
 LEARNED_SCALE, LEARNED_GAIN = 2.0, 2.0  # of codes that learn, but for recurrent blocks
+
+
+def read_with_plain_scales(
+    model: nn.Module, rule: Rule | Sequence[Rule], shape: Sequence[int], **settings: Any
+) -> tuple[Any, StepRecipe]:
+    """The rules that the net learns by, `with_plain_scales`, and its step by them.
+
+    Args:
+        model, rule, shape, settings: as for `read_model`.
+    """
+    recipe = read_model(model, rule, shape, **settings)
+    plain = with_plain_scales(rule, recipe)
+    return (rule, recipe) if plain is rule else (plain, read_model(model, plain, shape, **settings))
 
 
 def with_plain_scales(rule: Rule | Sequence[Rule], recipe: StepRecipe) -> Any:

@@ -21,7 +21,7 @@ from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
-from tpsgd_export.plain_steps import with_plain_scales
+from tpsgd_export.plain_steps import read_with_plain_scales
 from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
 from tpsgd_export.recipe import refuse_joined
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
@@ -131,9 +131,10 @@ def c(
         "batch": batch, "optimizer": optimizer, "loss": loss, "seed": seed, "spare": spare,
         "samples": samples, "labels": labels, "blocks": blocks,
     }  # fmt: skip
-    recipe = read_model(model, learning, shape, **settings)
-    if floats and (plain := with_plain_scales(learning, recipe)) is not learning:
-        learning, recipe = plain, read_model(model, plain, shape, **settings)
+    if floats:
+        learning, recipe = read_with_plain_scales(model, learning, shape, **settings)
+    else:
+        recipe = read_model(model, learning, shape, **settings)
     check_library(files, recipe, floats, name)
     if not floats:
         refuse_joined(recipe, numbers)

@@ -44,9 +44,9 @@ class Factor:
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """A layer in integers, as `tps_int_layer` in kernels/integer.h; `inputs` are those of a unit.
+    """A layer in integers, as `tps_int_layer` in kernels/integers/layers.h.
 
-    `codes` has a row for each class: 1 is the code +1, 0 is -1.
+    `inputs` are those of a unit. `codes` has a row for each class: 1 is the code +1, 0 is -1.
     """
 
     inputs: int

@@ -120,8 +120,9 @@ def record_head(net: IntegerNet) -> bytes:
 def integer_source(net: IntegerNet) -> dict[str, str]:
     """The files of a net that learns in integers, by their names."""
     words = _words(net, places(net))
-    maps = ["integer_maps"] * any(isinstance(b.layer, Convolution) for b in net.recipe.blocks)
-    texts = (read_text(f"kernels/{name}.h") for name in ("flash", "integer_rows", "integer", *maps))
+    maps = any(isinstance(b.layer, Convolution) for b in net.recipe.blocks)
+    names = ["flash", "integers/rows", "integers/layers", *["integers/maps"] * maps]
+    texts = (read_text(f"kernels/{name}.h") for name in names)
     kernels = "\n".join(["#include <stdint.h>", "", *texts, "#endif", ""])
     best = {"number": "int32_t", "input": "net_input", "recurrent": False}
     words["best"] = filled("best.h", best)

@@ -31,7 +31,8 @@ from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import SampleFormat, read_inputs
-from tpsgd_export.read_model import as_samples, check_shape, read_model
+from tpsgd_export.plain_steps import read_with_plain_scales
+from tpsgd_export.read_model import as_samples, check_shape
 from tpsgd_export.recipe import Shape, StepRecipe, refuse_joined
 from tpsgd_export.to_c.check import LR, OPTIMIZERS, as_in, keeping_codes
 from tpsgd_export.to_onnx.graph import count_nodes
@@ -85,13 +86,15 @@ def onnx(
         model: as for `tpsgd.fit`; it stays as it is.
         file: of the graph, `step.onnx` for example.
         shape: of one sample, such as (64,) or (1, 28, 28); of sequences, (steps, features).
-        rule: one rule, or one for each block. Default: `rules.default()`.
+        rule: one rule, or one for each block. Default: `rules.default()`. Readouts whose
+            scale nobody has set have that of `tpsgd.export.c`.
         optimizer: sgd, momentum (0.9) or adam.
         epoch: write the steps of many batches as one graph: `x` and `labels` have a dimension of
             batches before the others. Its weights are those of step after step, bit for bit.
         loss: of the last block, if not the rule's own.
         seed: of the class codes.
-        samples: inputs that calibrated readouts measure. Without them the first batch does it.
+        samples: inputs in which readouts measure their features. Without them calibrated ones do it
+            in the first batch.
         inputs: `data.inputs`: if they were scaled for training, `FILE.weights.npz` has their
             `inputs/shift` and `inputs/scale`, and `run.py` takes x as it was measured; the graph
             itself takes (x - shift) / scale.
@@ -104,7 +107,7 @@ def onnx(
     if (chosen := resolve_loss(loss)) in (l1, huber):
         raise TpsgdError(f"loss {chosen.name} learns numbers, and {NO_NUMBERS}")
     sample = check_shape(shape)
-    recipe = read_model(
+    learning, recipe = read_with_plain_scales(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
     )
     refuse_joined(recipe, "ONNX")
@@ -117,7 +120,7 @@ def onnx(
     step, state = (epoch_model if epoch else step_model)(recipe, sample)
     graphs = [each.SerializeToString() for each in (step, predict_model(recipe, sample))]
     samples = None if samples is None else as_samples(samples, sample, recipe.recurrent)
-    trial = _Trial(graphs, epoch, recipe, state, model, rule, loss)
+    trial = _Trial(graphs, epoch, recipe, state, model, learning, loss)
     checked = trial.check(sample, samples)
     writable_folder(path.parent)
     weights = io.BytesIO()

@@ -22,7 +22,7 @@ from tpsgd.train import simultaneous
 from tpsgd_export.exported import Exported
 from tpsgd_export.heads.recipe import HeadRecipe, unit_scale
 from tpsgd_export.heads.source import sources as head_sources
-from tpsgd_export.read_model import read_model
+from tpsgd_export.plain_steps import read_with_plain_scales
 from tpsgd_export.recipe import Convolution, StepRecipe, refuse_joined
 from tpsgd_export.records import learning_mask
 from tpsgd_export.to_c.check import check
@@ -45,7 +45,7 @@ SCRIPTS = (
 FILE_BYTES = 260_000  # of the file, for the program and the samples; the rest takes 40,000
 LEAST_FOR_SAMPLES = 120_000  # even if the program is large
 MOST_FOR_SAMPLES = 180_000
-CALIBRATION = 256  # training samples that calibrated readouts measure
+CALIBRATION = 256  # training samples in which readouts measure their features
 LARGEST_RATE = 1000
 ONE_PASS = 128  # features of the head that learns in one pass
 MOST_SLIDERS = 16  # features that can be set by hand
@@ -77,7 +77,8 @@ def page(
             300 kB; pixels may get coarser for it.
         file: the page, such as `learns.html`.
         rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`. Default:
-            `rules.default()`.
+            `rules.default()`. Readouts whose scale nobody has set have that of
+            `tpsgd.export.c`.
         lr: the learning rate at first; the visitor may change it.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         loss: of the last block, if not the rule's own.
@@ -88,7 +89,7 @@ def page(
     path, rule = Path(file), resolve(rule)
     _check(path, data, lr)
     check_new(path, overwrite)
-    recipe = read_model(
+    learning, recipe = read_with_plain_scales(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
     )  # fmt: skip
@@ -113,7 +114,7 @@ def page(
         "wasm": b64encode(program).decode(),
         "wasmBytes": len(program),
     }
-    checked = check(model, recipe, sources(recipe), simultaneous, rule=rule, loss=loss)
+    checked = check(model, recipe, sources(recipe), simultaneous, rule=learning, loss=loss)
     return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
 
 

@@ -18,7 +18,7 @@ typedef struct {
     int16_t point;
 } tps_factor;
 
-struct tps_int_maps; /* of a convolution: kernels/integer_maps.h */
+struct tps_int_maps; /* of a convolution: kernels/integers/maps.h */
 
 /* The constants of a layer. They lie in flash. */
 typedef struct {
