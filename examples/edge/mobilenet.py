@@ -123,6 +123,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A MobileNet whose tail learns on a board")
     parser.add_argument("--out", type=Path, default=Path("mobile"))
     parser.add_argument("--epochs", type=int, default=8, help="of the body")
+    parser.add_argument("--pictures", type=int, help="that the body learns from, if not all")
     parser.add_argument("--samples", type=int, default=2000, help="that the device learns from")
     parser.add_argument("--passes", type=int, default=5, help="over them")
     parser.add_argument("--held-out", type=int, default=500, help="that choose the rate")
@@ -134,7 +135,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     cifar = tpsgd.data.load("cifar10")
-    body = pretrained(of_classes(cifar.train, new=False), options.epochs, options.seed)
+    old, labels = (part[: options.pictures] for part in of_classes(cifar.train, new=False))
+    print(f"the body learns from {len(labels):,} pictures, {options.epochs} epochs", flush=True)
+    body = pretrained((old, labels), options.epochs, options.seed)
     own_classes = tpsgd.evaluate(body, of_classes(cifar.test, new=False))
     print(f"body: {own_classes:.1%} of its own five classes right", flush=True)
     new = of_classes(cifar.train, new=True)
@@ -146,6 +149,7 @@ def main() -> None:
     )  # fmt: skip
     print(exported)
     for name, blocks in LEARNS.items():
+        print(f"{name}: {len(RATES)} rates, {options.passes} passes each", flush=True)
         nets = {rate: learned(options.out, train, rate, options.passes, blocks) for rate in RATES}
         rate = max(RATES, key=lambda r: accuracy(nets[r], held_out))
         share = accuracy(nets[rate], test)
