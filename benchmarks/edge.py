@@ -36,10 +36,11 @@ import edge_split
 import edge_table
 import emulated
 import torch
+from machines import machines
 from robustness import commit
 
 from tpsgd.common.units import columns
-from tpsgd.comparison.provenance import machine, versions
+from tpsgd.comparison.provenance import versions
 
 COMMAND = "python benchmarks/edge.py --out results"
 SECTIONS = ("sizes", "digits", "split", "table", "passes", "adaptor")
@@ -208,7 +209,7 @@ def main() -> None:
     file = arguments.out / "edge.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     record = before | {
-        "benchmark": "edge", "command": COMMAND, "machine": machine(),
+        "benchmark": "edge", "command": COMMAND, "machine": machines(before),
         "versions": versions() | tools(), "how": " ".join((__doc__ or "").split()),
     }  # fmt: skip
     for section in arguments.only:

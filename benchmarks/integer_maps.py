@@ -19,11 +19,12 @@ from typing import Any
 
 import integers
 import torch
+from machines import machines
 from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import projections, rules
-from tpsgd.comparison.provenance import machine, versions
+from tpsgd.comparison.provenance import versions
 from tpsgd.maths.random import Key, permutation
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.check import accuracy_in_integers
@@ -138,14 +139,13 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--arms", nargs="*", default=list(ARMS), help="others stay in the file")
     options = parser.parse_args()
+    before = json.loads(options.out.read_text()) if options.out.exists() else {}
     settings = {"seeds": options.seeds, "epochs": EPOCHS, "rates": RATES}
     record: dict[str, Any] = {
         "benchmark": "integer_maps", "command": "python benchmarks/integer_maps.py",
-        "machine": machine(), "versions": versions(), "settings": settings,
-        "arms": {task: {} for task in TASKS},
+        "machine": machines(before), "versions": versions(), "settings": settings,
+        "arms": before.get("arms", {task: {} for task in TASKS}),
     }  # fmt: skip
-    if options.out.exists():
-        record["arms"] = json.loads(options.out.read_text())["arms"]
     for task in options.tasks:
         for arm in options.arms:
             result = record["arms"][task][arm] = measure(task, arm, options.seeds)

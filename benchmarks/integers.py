@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from machines import machines
 from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.common.units import columns
-from tpsgd.comparison.provenance import machine, versions
+from tpsgd.comparison.provenance import versions
 from tpsgd.data.sets import eeg
 from tpsgd.maths.random import Key, permutation
 from tpsgd_export.read_model import read_model
@@ -172,15 +173,14 @@ def main() -> None:
     pairs = [(task, arm) for task in TASKS for arm in arguments.arms]
     with ProcessPoolExecutor(arguments.processes) as pool:
         rows = list(pool.map(measure, *zip(*pairs, strict=True)))
-    arms: dict[str, dict[str, Any]] = {name: {} for name in TASKS}
-    if arguments.out.exists():
-        arms = json.loads(arguments.out.read_text())["arms"]
+    before = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    arms: dict[str, dict[str, Any]] = before.get("arms", {name: {} for name in TASKS})
     for (task, arm), row in zip(pairs, rows, strict=True):
         arms[task][arm] = row
     result = {
         "benchmark": "integers",
         "command": "python benchmarks/integers.py",
-        "machine": machine(),
+        "machine": machines(before),
         "versions": versions() | {"compiler": compiler()},
         "settings": {
             "hidden": HIDDEN, "epochs": EPOCHS, "seeds": SEEDS, "batch_size": 1, "rates": RATES,

@@ -114,10 +114,11 @@ def task_of(name: str, cifar: Any, count: int, seed: int, smoke: bool) -> Task:
 
 def body_of(cifar: Any, seed: int, options: argparse.Namespace) -> tuple[nn.Sequential, Row]:
     """A net that has learned the old classes: the share that is right of their test pictures."""
-    file = (options.bodies or options.out / "bodies") / f"body{seed}.pt"
+    epochs = 1 if options.smoke else EPOCHS
+    file = (options.bodies or options.out / "bodies") / f"body{seed}-{epochs}.pt"
     if not file.exists():
         train = net.of_classes(cifar.train, new=False)
-        model = net.pretrained(train, 1 if options.smoke else EPOCHS, seed, options.device)
+        model = net.pretrained(train, epochs, seed, options.device)
         share = float(tpsgd.evaluate(model, net.of_classes(cifar.test, new=False)))
         file.parent.mkdir(parents=True, exist_ok=True)
         weights = {"model": model.state_dict(), "accuracy": share}
@@ -268,7 +269,7 @@ def main() -> None:
     record |= origin("edge_tail", "cpu")
     record["settings"] = {
         "rates": RATES, "penalties": PENALTIES, "held_out": HELD_OUT, "passes": PASSES,
-        "epochs": EPOCHS,
+        "epochs": EPOCHS, "seeds": len(options.seeds),
     }  # fmt: skip
     if options.again:
         for rows in (rows for name in options.tasks for rows in tasks_of(record, name).values()):
