@@ -115,6 +115,10 @@ def test_numbers_come_from_tables_and_arrays_alone(refused, spec):
     refused(spec, r"FILE.csv, FILE.npz and FILE.py:FUNCTION; .* has classes", task="regression")
 
 
+def test_numbers_of_a_set_that_does_not_exist(refused):
+    refused("diabetes", r"'diabetes' is not a built-in data set", task="regression")
+
+
 @pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 2), (30, 5), (30, 4, 4)])
 def test_arrays_of_numbers(tmp_path, shape):
     y = np.random.default_rng(0).normal(size=shape)

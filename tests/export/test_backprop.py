@@ -102,6 +102,13 @@ def test_it_is_exported_by_its_name(tmp_path):
     assert "outputs of all blocks" in str(exported)
 
 
+def test_blocks_of_several_layers_point_to_one_block_of_all(tmp_path):
+    with pytest.raises(TpsgdError, match=r"take blocks=1 and .*, which is backprop"):
+        tpsgd.export.c(mlp(), tmp_path, shape=(6,), rule="backprop", blocks=2)
+    exported = tpsgd.export.c(mlp(), tmp_path, shape=(6,), rule="readout", blocks=1)
+    assert "run beside tpsgd.fit" in exported.checked
+
+
 def test_pools_and_sequences_are_refused(tmp_path):
     pools = nn.Sequential(
         nn.Conv1d(1, 2, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(6, 2)

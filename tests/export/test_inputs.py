@@ -216,8 +216,16 @@ def test_adaptive_pools_of_one_dimension(tmp_path):
     assert torch.allclose(CompiledNet(tmp_path).forward(x), model(x)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("labels", ["abc", [0, 1], torch.full((60,), 3), -torch.ones(60).long()])
-def test_labels_of_integers_are_classes(tmp_path, labels):
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        ("abc", "'abc'"),
+        ([0, 1], "2 labels for 60 samples"),
+        (torch.arange(60) % 4, "3"),
+        (torch.arange(60) % 3 - 1, "-1"),
+    ],
+)
+def test_labels_of_integers_are_classes(tmp_path, labels, problem):
     options = {"numbers": "int8", "samples": torch.randn(60, 3), "labels": labels}
-    with pytest.raises(TpsgdError, match="labels must have a class from 0 to 2"):
+    with pytest.raises(TpsgdError, match=f"a class from 0 to 2 .*, got {problem}$"):
         exported(tmp_path, mlp(3, 4, 3), (3,), **options)

@@ -155,3 +155,27 @@ def test_a_name_that_is_none_in_c_is_refused(name, tmp_path):
     with pytest.raises(TpsgdError, match="name must have"):
         tpsgd.export.c(mlp(), tmp_path / "x", shape=(6,), name=name)
     assert not (tmp_path / "x").exists() and compiler()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "a word of C") for name in ("int", "restrict", "class", "uint8", "int_fast16_t")),
+        *((name, "file of kernels") for name in ("tpsgd", "gait_tpsgd")),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(name, reason, tmp_path):
+    with pytest.raises(TpsgdError, match=f"name='{name}' is .*{reason}.* take another"):
+        tpsgd.export.c(mlp(), tmp_path / "x", shape=(6,), name=name)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["internal", "uint", "tps", "tpsgd_2"])
+def test_a_name_that_is_like_those_is_free(name, tmp_path):
+    tpsgd.export.c(mlp(), tmp_path, shape=(6,), name=name)
+    assert CompiledNet(tmp_path).forward(torch.zeros(6)).shape == (3,)
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(TpsgdError, match=r"there is no folder .*nope"):
+        CompiledNet(tmp_path / "nope")

@@ -16,6 +16,7 @@ from tpsgd.data.csv_files import Columns, read_csv
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
 from tpsgd.data.npz_files import read_npz
+from tpsgd.data.registry import DATASETS
 from tpsgd.nets.padded import Padded
 
 LONGEST_SIZE = 8  # digits of FOLDER@SIZE
@@ -39,7 +40,9 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
     suffix = path.suffix.lower()
     if any(columns[:4]) and suffix not in TABLES:
         raise TpsgdError(f"label, drop and impute are for tables, FILE.csv; {spec} is none.")
-    if columns.numbers and suffix not in (*TABLES, ".npz") and not is_function(spec):
+    is_there = spec in DATASETS or "@" in spec or os.path.exists(path)
+    has_numbers = suffix in (*TABLES, ".npz") or is_function(spec)
+    if columns.numbers and is_there and not has_numbers:
         raise TpsgdError(
             "task='regression' (--task regression) is for FILE.csv, FILE.npz and FILE.py:FUNCTION; "
             f"{spec} has classes."

@@ -42,6 +42,7 @@ from tpsgd_export.block_rows import (
     cut,
     rows_of,
 )
+from tpsgd_export.kinds import check_kinds
 from tpsgd_export.number_labels import are_numbers, standardised, target_scaling
 from tpsgd_export.recipe import (
     BlockRecipe,
@@ -107,6 +108,7 @@ def read_model(
     """
     shape = check_shape(shape)
     _check_settings(optimizer, batch=batch, seed=seed, spare=spare)
+    check_kinds(model)
     parts, loss = cut(model, blocks, shape), losses.resolve(loss)
     _check_model(model, parts)
     of_numbers = are_numbers(labels, loss)
@@ -408,7 +410,8 @@ def _check_rule(block: Block, rule: Rule, record: BlockRecipe, shape: Shape) -> 
     """Refuse a rule that a block of these rows cannot learn by; its loss sees this shape."""
     if rule is BACKPROP and record.joined:
         raise TpsgdError(
-            "backprop is exported for blocks of a layer each, without skip connections"
+            "backprop is exported for blocks of a layer each, without skip connections; take "
+            "blocks=1 and rule='readout': the net is then one block, which is backprop"
         )
     if rule is BACKPROP and (block.pools or record.pools):
         raise TpsgdError("backprop is exported without pools")

@@ -143,6 +143,8 @@ class CompiledNet:
     def __init__(
         self, folder: str | Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
     ) -> None:
+        if not Path(folder).is_dir():
+            raise TpsgdError(f"there is no folder {folder}: export a net into it first")
         prefix = name_in(path.name for path in Path(folder).glob("*tpsgd.h"))
         with tempfile.TemporaryDirectory() as copy:
             for file in ("net.h", "net.c", "tpsgd.h"):

@@ -11,7 +11,6 @@ from torch import nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_together
 from tpsgd.common.output import check_new, output_folder
-from tpsgd.common.units import as_bytes, size
 from tpsgd.losses import Loss
 from tpsgd.losses import resolve as resolve_loss
 from tpsgd.nets.cuts.balance import Blocks
@@ -24,13 +23,14 @@ from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.plain_steps import read_with_plain_scales
 from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
 from tpsgd_export.recipe import refuse_joined
+from tpsgd_export.to_c.budget import check_budget
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
 from tpsgd_export.to_c.integer_scales import integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source
 from tpsgd_export.to_c.libraries import as_library, check_library
-from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
+from tpsgd_export.to_c.memory import FLOAT, layout
 from tpsgd_export.to_c.names import check_name
 from tpsgd_export.to_c.small import with_small_weights
 from tpsgd_export.to_c.source import sources
@@ -153,7 +153,7 @@ def c(
         samples = as_samples(samples, check_shape(shape), recipe.recurrent)
         net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
         texts, memory = integer_source(net), integer_layout(net)
-    _keep_within(ram, memory)
+    check_budget(ram, memory, recipe)
     meaning = read_inputs(inputs, classes, recipe)
     meaning.warn_of_lost_digits()
     texts = with_inputs(texts, meaning, recipe, name)
@@ -199,13 +199,3 @@ def check_word(name: str, word: str, words: Sequence[str]) -> None:
     """Refuse a word that is none of these."""
     if word not in words:
         raise TpsgdError(f"{name} must be one of {', '.join(words)}, got {word!r}")
-
-
-def _keep_within(ram: str | int | None, memory: MemoryMap) -> None:
-    if ram is None or memory.ram_bytes <= as_bytes(ram):
-        return
-    amounts = ", ".join(f"{name} {count:,} B" for name, count in memory.ram.items())
-    raise TpsgdError(
-        f"the net needs {memory.ram_bytes:,} B of RAM ({amounts}), and ram={size(as_bytes(ram))} "
-        f"is {as_bytes(ram):,} B: take fewer units, a smaller batch or optimizer='sgd'"
-    )

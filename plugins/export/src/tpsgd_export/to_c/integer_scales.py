@@ -7,6 +7,7 @@ large weights and activations become; their points leave room for that.
 
 from dataclasses import dataclass
 from math import floor, frexp, log2, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -195,12 +196,23 @@ def _calibration(
         )
     if not np.isfinite(x).all():
         raise TpsgdError("calibration samples have numbers that are not finite")
-    whole = y.dtype.kind in "buif" and len(y) == len(x)
-    if not whole or not (y.min() >= 0 and y.max() < recipe.classes):
-        raise TpsgdError(
-            f"labels must have a class from 0 to {recipe.classes - 1} for each of the samples"
-        )
+    _check_classes(y, len(x), recipe.classes)
     return x.reshape(len(x), -1), y.astype(np.int64)
+
+
+def _check_classes(y: NDArray[Any], samples: int, classes: int) -> None:
+    """Refuse labels that are no class, or more or fewer than the samples."""
+    numbers = y.dtype.kind in "buif"
+    wrong = y[~((y >= 0) & (y < classes))] if numbers else y
+    if len(wrong):
+        problem = repr(wrong.tolist()[0])
+    elif len(y) != samples:
+        problem = f"{len(y)} labels for {samples} samples"
+    else:
+        return
+    raise TpsgdError(
+        f"labels must have a class from 0 to {classes - 1} for each of the samples, got {problem}"
+    )
 
 
 def _input_point(x: Floats, signed: bool) -> int:

@@ -20,6 +20,17 @@ HEADERS = (  # of C, which a file of the same name would hide from programs arou
     *("stdint", "stdio", "stdlib", "string", "tgmath", "threads", "time", "uchar", "wchar"),
     "wctype",
 )
+# Of C99 and C++17.
+KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+class compl const const_cast constexpr continue decltype default delete do double dynamic_cast
+else enum explicit export extern false float for friend goto if inline int long mutable
+namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+reinterpret_cast restrict return short signed sizeof static static_assert static_cast struct
+switch template this thread_local throw true try typedef typeid typename union unsigned using
+virtual void volatile wchar_t while xor xor_eq
+"""
+INTEGERS = re.compile(r"u?int(_least|_fast)?(8|16|32|64)(_t)?|u?int(ptr|max)(_t)?")  # of stdint.h
 OF_FILE = re.compile(r"^static (?:const )?\w+ \**(\w+)(?=[\[(]| =)", re.MULTILINE)
 
 
@@ -33,6 +44,10 @@ def check_name(name: str) -> str:
         raise TpsgdError(f"name must have {LONGEST} characters at most, got {len(name)}")
     if name in HEADERS:
         raise TpsgdError(f"name={name!r} would hide {name}.h of C: take another")
+    if name in KEYWORDS.split() or INTEGERS.fullmatch(name):
+        raise TpsgdError(f"name={name!r} is a word of C or C++: take another")
+    if re.fullmatch(r"(\w+_)?tpsgd", name):
+        raise TpsgdError(f"name={name!r} is that of a file of kernels, {name}.h: take another")
     return name
 
 
