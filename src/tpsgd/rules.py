@@ -515,7 +515,7 @@ def with_projection(rule: Rule, kind: Callable[[float], Projection]) -> Rule:
 
     Examples:
         >>> with_projection(readout(features=64), binary).options
-        'binary codes, std 1, at most 64 features, calibrated, scale 12 (4 of numbers)'
+        'binary codes, std 1, at most 64 features, calibrated, scale 12 (3 of numbers)'
     """
     if not isinstance(rule.objective, _Readout):
         raise TpsgdError(f"{rule.name} is no readout: its codes are its own")

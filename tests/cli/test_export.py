@@ -57,8 +57,8 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(says, words, sentence)
 
 
 def test_integers_are_checked_at_the_rate_of_the_command_line(says):
-    words = ("--numbers", "int8", "--rate", "0.02", "--least", "0.6")
-    status, out, error = says("export", "c", *SMALL, *words, "--out", "net")
+    words = ("--data", "digits", "--numbers", "int8", "--rate", "0.02", "--least", "0.6")
+    status, out, error = says("export", "c", "--model", "mlp:32", *words, "--out", "net")
     assert status == 0 and "5 epochs at the rate 0.02: " in out, error
 
 
