@@ -510,6 +510,20 @@ def with_scale(
     return replace(rule, objective=local, options=str(local))
 
 
+def with_projection(rule: Rule, kind: Callable[[float], Projection]) -> Rule:
+    """A readout with codes of another distribution, and their deviation and all else as before.
+
+    Examples:
+        >>> with_projection(readout(features=64), binary).options
+        'binary codes, std 1, at most 64 features, calibrated, scale 12 (3 of numbers)'
+    """
+    if not isinstance(rule.objective, _Readout):
+        raise TpsgdError(f"{rule.name} is no readout: its codes are its own")
+    codes = rule.objective.projection or normal()
+    local = replace(rule.objective, projection=kind(codes.std))
+    return replace(rule, objective=local, options=str(local))
+
+
 @dataclass(frozen=True)
 class Entry:
     """A word of the command line: what it names, where it comes from, how plots show it.

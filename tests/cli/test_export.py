@@ -44,12 +44,22 @@ def test_c_prints_the_bytes_and_writes_a_net_that_learns(says):
         (("--activation", "gelu"), "GELU is not exported"),
         (("--numbers", "int4"), "float32, int8, int16"),
         (("--rule", "backprop", "--numbers", "int8"), "backprop is exported as float32"),
+        (("--rate", "0.01"), "--rate is for the check of integers"),
+        (("--least", "0"), "--least is for the check of integers"),
+        (("--numbers", "int8", "--least", "2"), "least must be a share"),
+        (("--numbers", "int8", "--rate", "1"), "rate must be between 0 and 1"),
     ],
 )
 def test_mistakes_are_one_sentence_and_nothing_is_written(says, words, sentence):
     status, _, error = says("export", "c", *SMALL, *words, "--out", "net")
     assert status == 2 and sentence in error
     assert error.count("\n") == 1 and not list(Path("net").glob("*.c"))
+
+
+def test_integers_are_checked_at_the_rate_of_the_command_line(says):
+    words = ("--data", "digits", "--numbers", "int8", "--rate", "0.02", "--least", "0.6")
+    status, out, error = says("export", "c", "--model", "mlp:32", *words, "--out", "net")
+    assert status == 0 and "5 epochs at the rate 0.02: " in out, error
 
 
 def test_a_saved_model_is_exported_with_its_weights(says):

@@ -13,6 +13,7 @@ from torch import nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.common.errors import TpsgdError
+from tpsgd_export.to_c.check import _refusal
 from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.inputs import c_string
 
@@ -111,12 +112,16 @@ def test_integers_that_are_right_too_seldom_are_refused(tmp_path):
     y = torch.randint(0, 3, (200,), generator=generator)
     options = {"shape": (8,), "rule": rules.readout(), "samples": x, "numbers": "int8"}
     folder, slow = tmp_path / "net", 2.0**-12
-    with pytest.raises(TpsgdError, match=r"right after 5 epochs.* least=60.0%: nothing was writ"):
+    with pytest.raises(TpsgdError, match=r"epochs at the rate 0.0002.* least=60.0%: no.*floats"):
         tpsgd.export.c(mlp(), folder, labels=y, **options, rate=slow, least=0.6)
     y[::2] = 2
     most = float(y.bincount().max()) / 2
     with pytest.raises(TpsgdError, match=f"one class alone has {most:.1f}%"):
         tpsgd.export.c(mlp(), folder, labels=y, **options, rate=2.0**-16, least=0)
     assert not folder.exists()
+    assert "float32" not in _refusal("int8", (0.3, 0.3), 0.01, 0.5, 0.2).split("floats are too")[1]
+    assert "with int16 or float32" in _refusal("int8", (0.6, 0.9), 0.01, 0.5, 0.2)
+    assert "it with float32" in _refusal("int16", (0.3, 0.9), 0.01, 0.5, 0.2)
+    assert "least=50.0%: nothing was written; train" in _refusal("int8", (0.49, 0.5), 0.01, 0.5, 0)
     with pytest.raises(TpsgdError, match="least must be a share"):
         tpsgd.export.c(mlp(), folder, labels=y, **options, least=40)

@@ -6,6 +6,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import projections, rules
+from tpsgd.common.errors import TpsgdError
 from tpsgd.rules import has_default_scale, scale_of
 from tpsgd_export.plain_steps import (
     LEARNED_GAIN,
@@ -14,7 +15,7 @@ from tpsgd_export.plain_steps import (
     with_plain_scales,
 )
 from tpsgd_export.read_model import read_model
-from tpsgd_export.to_c.codes import drawn
+from tpsgd_export.to_c.codes import drawn, with_binary_codes
 from tpsgd_export.to_c.compiled import CompiledNet, compiler
 from tpsgd_export.to_c.memory import CODES, layout
 
@@ -89,6 +90,51 @@ def test_a_chosen_distribution_of_codes_stays(projection):
 def test_what_somebody_has_chosen_stays(rule, options):
     assert plain(rule, **options) is rule
     assert has_default_scale(rule) == bool(options)
+
+
+@pytest.mark.parametrize("learned, scale", [(False, SCALE), (True, LEARNED_SCALE)])
+def test_binary_codes_keep_the_default_scale_and_the_deviation(learned, scale):
+    rule = with_binary_codes(rules.readout(learned, projections.uniform(0.5)))
+    assert [scale_of(each) for each in plain(rule)] == [scale] * 3
+    codes = read_model(net(12, 32, 4), rule, (12,)).blocks[0].local.codes
+    assert (codes.distribution, codes.std) == ("binary", 0.5)
+    assert scale_of(with_binary_codes(rules.readout(scale=7.0))) == 7.0
+    with pytest.raises(TpsgdError, match="tpsgd-l2 is no readout"):
+        rules.with_projection(rules.tpsgd_l2(), projections.binary)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    "options", [{"numbers": "int8"}, {"numbers": "int16"}, {"codes": "binary"}]
+)
+def test_integers_and_binary_codes_learn_with_the_scale_of_plain_steps(options, tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(60) % 4
+    x = 0.3 * torch.eye(12)[y] + 0.01 * torch.randn(60, 12, generator=generator)
+    texts = []
+    for scale in (None, SCALE, 2 * SCALE):
+        tpsgd.export.c(
+            net(12, 32, 4), tmp_path / str(scale), shape=(12,), rule=rules.readout(scale=scale),
+            samples=x, labels=y, rate=0.05, least=0, **options,
+        )  # fmt: skip
+        texts.append((tmp_path / str(scale) / "net.c").read_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(compiler() is None, reason="no C compiler")
+def test_a_convolution_of_bytes_is_accepted_with_the_default_scale(tmp_path):
+    x, y = (each[:600] for each in tpsgd.data.load("digits").train)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+    exported = tpsgd.export.c(
+        model, tmp_path, shape=(1, 8, 8), rule="readout", numbers="int8", samples=x, labels=y,
+        least=0.85,
+    )  # fmt: skip
+    assert "600 of your samples, 5 epochs at the rate 0.0078125" in exported.checked
 
 
 def test_a_list_of_rules_changes_where_the_scale_is_the_default():

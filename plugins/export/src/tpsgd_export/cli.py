@@ -28,6 +28,12 @@ def export_c(
     batch: Annotated[int, option("Samples of a step.", min=1)] = 1,
     ram: Annotated[str | None, option("Budget for weights and scratch, such as 16KB.")] = None,
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
+    rate: Annotated[
+        float | None, option("Integers: learning rate of their check.", show_default="2^-7")
+    ] = None,
+    least: Annotated[
+        float | None, option("Integers: share of samples right in the check.", show_default="0.5")
+    ] = None,
     frozen: Annotated[str, option("int8: weights that do not learn are bytes.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
     blocks: Annotated[str, option("As of train: 4, 2,2,4, auto, or layers: one each.")] = "layers",
@@ -39,6 +45,9 @@ def export_c(
     from tpsgd import export
 
     floats = numbers == "float32"
+    check = {name: v for name, v in (("rate", rate), ("least", least)) if v is not None}
+    if floats and check:
+        raise TpsgdError(f"--{next(iter(check))} is for the check of integers: --numbers int8")
     exporting = net.read(samples, rule, learned_codes=floats)
     measured = floats and not exporting.gives_numbers  # all labels have mean and deviation
     x, y = _calibration(exporting, CALIBRATION if measured else None)
@@ -47,7 +56,7 @@ def export_c(
             exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
             frozen=frozen, spare=spare, blocks=options.block_numbers(blocks), files=files,
             name=name, overwrite=overwrite, samples=x, labels=y,
-            inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
+            inputs=exporting.inputs, classes=exporting.classes, **check, **exporting.settings,
         )  # fmt: skip
     _print(exporting, exported)
 

@@ -290,23 +290,37 @@ def check_integers(
         order=simultaneous, blocks="layers", **options,
     )  # fmt: skip
     theirs = evaluate(floats, (x, labels))
-    if ours < theirs - WORSE:
-        raise TpsgdError(
-            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
-            f"epochs, in float32 {theirs:.1%}: nothing was written; export it with int16 or "
-            "float32"
-        )
     most = float(labels.bincount().max()) / len(labels)
-    if ours < max(least, most):
-        floor = f"least={least:.1%}" if least >= most else f"one class alone has {most:.1%}"
-        raise TpsgdError(
-            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
-            f"epochs, in float32 {theirs:.1%}, and {floor}: nothing was written; train the model "
-            "further, choose another rate=, or lower least="
-        )
+    if ours < max(least, most, theirs - WORSE):
+        raise TpsgdError(_refusal(net.numbers, (ours, theirs), rate, least, most))
     return (
-        f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs: {ours:.1%} of them "
-        f"right, float32 {theirs:.1%}"
+        f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs at the rate "
+        f"{rate:g}: {ours:.1%} of them right, float32 {theirs:.1%}"
+    )
+
+
+def _refusal(
+    numbers: str, right: tuple[float, float], rate: float, least: float, most: float
+) -> str:
+    """Why a net of integers is not written, and what to do; `right`: integers, then floats."""
+    ours, theirs = right
+    result = (
+        f"in {numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} epochs at the "
+        f"rate {rate:g}, in float32 {theirs:.1%}"
+    )
+    floor = f"least={least:.1%}" if least >= most else f"one class alone has {most:.1%}"
+    if theirs < max(least, most):
+        return (
+            f"{result}, and {floor}: nothing was written; floats are too poor at this rate, too: "
+            "choose another rate= or scale (rules.readout(scale=...)), train the model further, or "
+            "lower least="
+        )
+    if ours < theirs - WORSE:
+        wider = "int16 or float32" if numbers == "int8" else "float32"
+        return f"{result}: nothing was written; choose another rate=, or export it with {wider}"
+    return (
+        f"{result}, and {floor}: nothing was written; train the model further, choose another "
+        "rate=, or lower least="
     )
 
 

@@ -10,7 +10,7 @@ from tpsgd import projections
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, Redrawn, binary
-from tpsgd.rules import Rule
+from tpsgd.rules import Rule, scale_of, with_projection
 from tpsgd_export.recipe import Codes, StepRecipe
 from tpsgd_export.to_c.memory import FEW_CODES
 
@@ -46,12 +46,17 @@ def drawn(codes: Codes, classes: int, step: int = 0) -> Tensor:
 
 
 def with_binary_codes(rule: Rule | Sequence[Rule]) -> Any:
-    """The same rule, or rules, with codes of -1 and +1, which a device computes without a table."""
+    """The same rule, or rules, with codes of -1 and +1, which a device computes without a table.
+
+    A readout stays one, with its scale, or without one that somebody has chosen.
+    """
     if not isinstance(rule, Rule):
         return [with_binary_codes(each) for each in rule]
     objective = rule.objective
     if objective is None:
         return rule
+    if scale_of(rule) is not None:
+        return with_projection(rule, binary)
 
     def of_binary_codes(site: Site) -> Objective:
         return objective(_BinarySite(**vars(site)))

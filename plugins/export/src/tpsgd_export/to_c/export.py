@@ -21,7 +21,7 @@ from tpsgd_export.exported import Exported
 from tpsgd_export.inputs import read_inputs
 from tpsgd_export.number_labels import are_numbers
 from tpsgd_export.plain_steps import read_with_plain_scales
-from tpsgd_export.read_model import BACKPROP, as_samples, check_shape, read_model
+from tpsgd_export.read_model import BACKPROP, as_samples, check_shape
 from tpsgd_export.recipe import refuse_joined
 from tpsgd_export.to_c.budget import check_budget
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
@@ -96,7 +96,8 @@ def c(
             whose weights move by stochastic rounding. Binary points come from the samples.
         frozen: "int8": weights of layers that do not learn are a byte each in flash, with a scale
             for each unit or filter; their sums and outputs stay floats.
-        rate: the learning rate that the binary points of integers leave room for.
+        rate: the learning rate that the binary points of integers leave room for, and that of
+            their check.
         least: the share of the samples that integers must get right in the check.
         spare: classes that may come later.
         files: "plain", "arduino": a library of the Arduino IDE, with sketches, or "zephyr": a
@@ -131,10 +132,7 @@ def c(
         "batch": batch, "optimizer": optimizer, "loss": loss, "seed": seed, "spare": spare,
         "samples": samples, "labels": labels, "blocks": blocks,
     }  # fmt: skip
-    if floats:
-        learning, recipe = read_with_plain_scales(model, learning, shape, **settings)
-    else:
-        recipe = read_model(model, learning, shape, **settings)
+    learning, recipe = read_with_plain_scales(model, learning, shape, **settings)
     check_library(files, recipe, floats, name)
     if not floats:
         refuse_joined(recipe, numbers)
