@@ -140,7 +140,8 @@ def main() -> None:
     options = parser.parse_args()
     settings = {"seeds": options.seeds, "epochs": EPOCHS, "rates": RATES}
     record: dict[str, Any] = {
-        "benchmark": "integer_maps", "command": "python benchmarks/integer_maps.py",
+        "benchmark": "integer_maps",
+        "command": "python benchmarks/integer_maps.py --out results/integer_maps.json",
         "machine": machine(), "versions": versions(), "settings": settings,
         "arms": {task: {} for task in TASKS},
     }  # fmt: skip
