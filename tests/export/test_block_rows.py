@@ -127,7 +127,7 @@ BODIES = {
         "two ways before its activation",
     ),
     "a sum in place of what a layer reads": (
-        lambda m, x: (lambda y, z: F.relu(y.add_(z)))(*(lambda y: (y, m.b(y)))(m.a(x))),
+        lambda m, x: (lambda y: F.relu(operator.iadd(y, m.b(y))))(m.a(x)),
         "before and after",
     ),
     "twice the input": (lambda m, x: m.a(x + x), "a sum without a layer"),
