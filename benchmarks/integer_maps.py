@@ -142,7 +142,8 @@ def main() -> None:
     before = json.loads(options.out.read_text()) if options.out.exists() else {}
     settings = {"seeds": options.seeds, "epochs": EPOCHS, "rates": RATES}
     record: dict[str, Any] = {
-        "benchmark": "integer_maps", "command": "python benchmarks/integer_maps.py",
+        "benchmark": "integer_maps",
+        "command": "python benchmarks/integer_maps.py --out results/integer_maps.json",
         "machine": machines(before), "versions": versions(), "settings": settings,
         "arms": before.get("arms", {task: {} for task in TASKS}),
     }  # fmt: skip

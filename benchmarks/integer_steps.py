@@ -109,7 +109,8 @@ def main() -> None:
     out = parser.parse_args().out
     rows = [row_of(net, numbers) for net in NETS for numbers in ("float32", "int8", "int16")]
     record = {
-        "benchmark": "integer_steps", "command": "python benchmarks/integer_steps.py",
+        "benchmark": "integer_steps",
+        "command": "python benchmarks/integer_steps.py --out results/integer_steps.json",
         "machine": machine(), "versions": versions(),
         "settings": {"level": LEVEL, "rate": RATE, "steps": STEPS}, "rows": rows,
     }  # fmt: skip

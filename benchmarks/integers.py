@@ -179,7 +179,7 @@ def main() -> None:
         arms[task][arm] = row
     result = {
         "benchmark": "integers",
-        "command": "python benchmarks/integers.py",
+        "command": "python benchmarks/integers.py --out results/edge_integers.json",
         "machine": machines(before),
         "versions": versions() | {"compiler": compiler()},
         "settings": {

@@ -38,6 +38,7 @@ PROGRAMS = [  # the same program under another name is not run twice
     "pixels",
     "streams",
     "one_pass",
+    "edge_tail --tasks camera",
     "calibration --only vgg11 cifar10-cnn mnist-mlp eeg",
     "schedules --only digits-mlp mnist-cnn mnist-rows",
 ]

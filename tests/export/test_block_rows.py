@@ -1,5 +1,6 @@
 """Blocks read as rows, what is refused of them, and the plan of the arena."""
 
+import operator
 import re
 
 import pytest
@@ -84,6 +85,7 @@ class Body(nn.Module):
     def __init__(self, run) -> None:
         super().__init__()
         self.a, self.b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.c = nn.Conv2d(4, 4, 3, padding=1)
         self.wide, self.bn = nn.Conv2d(4, 1, 3, padding=1), nn.BatchNorm2d(4)
         self.act, self.pool = nn.SiLU(), nn.MaxPool2d(3, 1, 1)
         self.scale, self.run = nn.Parameter(torch.ones(4, 1, 1)), run
@@ -107,6 +109,27 @@ BODIES = {
     "a product": (lambda m, x: x * torch.sigmoid(m.a(x)), "mul is not exported inside a block"),
     "a sum of activations": (lambda m, x: x + F.relu(m.a(x)), "a sum without a layer"),
     "a second sum": (lambda m, x: m.a(x) + x + m.b(x).relu(), "a sum without a layer"),
+    "a sum before its layer": (
+        lambda m, x: (lambda y: y + F.relu(m.b(y)))(m.a(x)),
+        "a sum without a layer",
+    ),
+    "a sum in place of an activation": (
+        lambda m, x: (lambda h: m.b(h.add_(m.a(h))))(F.relu(m.c(x))),
+        "a sum in place",
+    ),
+    "a sum in place of the input, as +=": (
+        lambda m, x: F.relu(operator.iadd(x, m.a(x))),
+        "a sum in place",
+    ),
+    "a sum in place of the input": (lambda m, x: F.relu(x.add_(m.a(x))), "a sum in place"),
+    "a sum in place, read before": (
+        lambda m, x: (lambda y, z: (y.add_(z), F.relu(m.c(F.relu(y)) + y))[1])(m.a(x), m.b(x)),
+        "two ways before its activation",
+    ),
+    "a sum in place of what a layer reads": (
+        lambda m, x: (lambda y: F.relu(operator.iadd(y, m.b(y))))(m.a(x)),
+        "before and after",
+    ),
     "twice the input": (lambda m, x: m.a(x + x), "a sum without a layer"),
     "channels that spread": (lambda m, x: F.relu(m.wide(x) + x), "a sum of shapes"),
     "a layer twice": (lambda m, x: F.relu(m.a(F.relu(m.a(x))) + x), "is called twice"),

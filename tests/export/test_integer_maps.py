@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from export.integer_twin import tanh11
+from export.test_integers import SANITIZED, build, run
 from helpers import with_full
 from torch import nn
 from torch.nn import functional
 
 import tpsgd
 from tpsgd import rules
+from tpsgd.common.errors import TpsgdError
 from tpsgd.projections import binary
 from tpsgd_export.read_model import read_model
 from tpsgd_export.recipe import Convolution
@@ -175,6 +177,45 @@ def test_a_step_is_that_of_autograd_in_the_mean(name):
         biases = moved[of_all.weight_count :][: len(b)] / 2.0**layer.sum_point
         expected = -RATE / 65536 * b.grad.numpy()
         assert np.abs(biases - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_steps_have_no_undefined_behaviour(name, tmp_path):
+    """A ReLU's slope of 0 has no binary point by which half of it could be shifted."""
+    net, (x, y), _ = of(name)
+    q = net.quantised(x)
+    steps = [(q[i], int(y[i]), 2048, (1 << len(net.layers)) - 1) for i in range(20)]
+    status, losses, _, _ = run(net, build(net, tmp_path, SANITIZED), steps)
+    assert not status.any() and (losses[:, -1] > 0).all()
+
+
+def large_maps(size: tuple[int, int], features: int, learns: bool = True):
+    """A convolution of single pixels, whose readout has `features` means of its maps."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 2, 1).requires_grad_(learns)
+    model = nn.Sequential(
+        first, nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+    )
+    y = torch.arange(4) % 2
+    x = torch.randn(4, 1, *size) + y[:, None, None, None]
+    rule = rules.readout(projection=binary(), scale=60.0, features=features)
+    return integer_net(read_model(model, rule, (1, *size)), x, y, "int8"), x, y
+
+
+@pytest.mark.parametrize(("size", "features"), [((256, 128), 2), ((256, 256), 8)])
+def test_the_largest_maps_that_learn_stay_in_32_bits(size, features, tmp_path):
+    net, x, y = large_maps(size, features)
+    q = net.quantised(x)
+    steps = [(q[i % 4], int(1 - y[i % 4]), 655, 3) for i in range(8)]
+    assert run(net, build(net, tmp_path, SANITIZED), steps)[1].any()
+
+
+@pytest.mark.parametrize(("size", "features"), [((256, 129), 2), ((256, 257), 8)])
+def test_larger_maps_are_refused_unless_they_are_frozen(size, features):
+    with pytest.raises(TpsgdError, match="does not learn in integers"):
+        large_maps(size, features)
+    net, *_ = large_maps(size, features, learns=False)
+    assert not net.layers[0].learns
 
 
 @pytest.mark.parametrize("name", with_full(NETS, ["signals", "strides"]))

@@ -1,5 +1,6 @@
 """Rows of integer weights: moves without bias, saturation, and the same bits on every processor."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -161,6 +162,17 @@ def test_the_kernels_are_cpp_too(tmp_path):
         strict = [flag for flag in STRICT if flag != "-std=c99"]
         command = ["g++", "-x", "c++", "-std=c++17", *strict, "-O2", "-c", tmp_path / "net.c"]
         subprocess.run([*command, "-o", tmp_path / "net.o"], check=True)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
+def test_a_counted_step_in_int8_is_no_longer_than_one_in_floats(monkeypatch):
+    """The mean of the benchmark's steps of 64-32-10; compilers differ by a few per cent."""
+    monkeypatch.syspath_prepend(str(MAIN.parent))
+    steps = importlib.import_module("integer_steps")
+    net, board = steps.NETS[0], "Cortex-M4F"
+    floats = int(steps.of_floats(net, board)["step"])
+    assert 0 < int(steps.of_integers(net, "int8", board)["step"]) <= 1.1 * floats
 
 
 def test_a_measured_step_in_int8_takes_no_more_instructions_than_one_in_floats():

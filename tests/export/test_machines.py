@@ -171,6 +171,13 @@ CASES = {
         lambda: [nn.Conv2d(2, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)],
         MAP | BYTES | {"samples": MAPS, "numbers": "int16"}, INTEGERS, (0,), descriptors=160,
     ),
+    "integer maps that learn": Case(  # by ReLU, whose slope has a binary point of 0
+        lambda: [
+            nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.ReLU(), nn.Flatten(),
+            nn.Linear(50, 4),
+        ],
+        MAP | BYTES | {"samples": MAPS}, INTEGERS, descriptors=200,
+    ),
     "head": Case(
         list, FLAT | {"features": 24, "classes": NAMES, "inputs": SCALED},
         ("BATCH=1", "HEAD", "SCALED"), head=True,

@@ -76,6 +76,8 @@ def test_weights_are_those_of_autograd_inside_each_block(case):
 def test_the_net_as_one_block_learns_by_backprop(tmp_path):
     model, recipe = recipe_of("whole")
     board, (x, labels) = compiled(tmp_path, recipe), samples(recipe, 9)
+    with pytest.raises(TpsgdError, match="other layers, or pass the blocks= of the export"):
+        tpsgd.export.read_weights(model, board.save())
     tpsgd.export.read_weights(model, board.save(), blocks=1)  # with its norms folded
     model = model.double()
     learned = [p for name, p in model.named_parameters() if not re.search(r"bn\d|\.1\.", name)]

@@ -32,7 +32,8 @@ POOLS: dict[type, str] = {
     nn.AdaptiveAvgPool1d: "cells", nn.AdaptiveAvgPool2d: "cells",
 }  # fmt: skip
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+IN_PLACE = (operator.iadd, "add_")
+ADDITIONS = (operator.add, torch.add, "add", *IN_PLACE)
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d)
 PIXELS = ((2, 3), (-2, -1), (-1, -2), (3, 2))  # dimensions of a map, whose mean is a pool
 
@@ -201,21 +202,31 @@ class _Reader:
         x.row.changes += 1
         return _Value(x.row, x.row.changes)
 
-    def added(self, a: _Value, b: _Value) -> _Value:
+    def added(self, a: _Value, b: _Value, in_place: bool = False) -> _Value:
         """The sum of two values: that of the layer which came last gets the other."""
         numbers = {row: i for i, row in enumerate(self.read)}
         hosts = [v for v in (a, b) if v.row and v.row.is_sum and not v.shapes]
         hosts = [v for v in hosts if v.row and v.changes == v.row.changes]
-        if not hosts or a.row is b.row:
+        host = max(hosts, key=lambda v: numbers[v.row] if v.row else -1, default=_Value())
+        other = b if host is a else a
+        earlier = _before(other.row, set()) if other.row else ()
+        if host.row is None or host.row in earlier:
             raise TpsgdError(
                 "a sum without a layer directly before it is not exported; relu(x + layer(y)) is"
             )
-        host = max(hosts, key=lambda v: numbers[v.row] if v.row else -1)
-        other = b if host is a else a
-        if other.shapes or host.row is None:
+        if other.shapes:
             raise TpsgdError("a sum of values that were reshaped is not exported")
-        host.row.added = other
+        host.row.added = self._overwritten(a) if in_place and other is a else other
         return self._next(host)
+
+    def _overwritten(self, x: _Value) -> _Value:
+        """The first operand of a sum in place, which nothing else may read then."""
+        if x.row is None or not x.row.is_sum:
+            raise TpsgdError(
+                "a sum in place (+=, add_) into what is not directly a layer's output is not "
+                "exported; write a + b"
+            )
+        return self._next(x)
 
     # ---- graphs ------------------------------------------------------------------------------
 
@@ -254,7 +265,7 @@ class _Reader:
         if node.target in ADDITIONS:
             both: list[Any] = [values.get(a) for a in node.args if isinstance(a, fx.Node)]
             if len(both) == len(node.args) == 2 and None not in both and not node.kwargs:
-                return self.added(both[0], both[1])
+                return self.added(both[0], both[1], node.target in IN_PLACE)
         elif node.target in DROPOUTS:
             raise TpsgdError("dropout is exported as a module, nn.Dropout, which is left out")
         elif word in ("clone", "contiguous"):
@@ -283,12 +294,26 @@ def _before(row: _Row, seen: set[_Row]) -> Iterator[_Row]:
     yield row
 
 
+class _Proxy(fx.Proxy):
+    """A tensor of a `forward` that is traced; torch.fx itself reads `x += y` as `x = x + y`."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """Traces sums in place as such."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
 def _traced(module: nn.Module) -> fx.Graph:
     """The calls of a module's `forward` in evaluation mode."""
     try:
         with modes_restored(module):
             module.eval()
-            return fx.Tracer().trace(module)
+            return _Tracer().trace(module)
     except Exception as error:  # whatever a module does with what is no tensor
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise TpsgdError(f"its forward cannot be read by torch.fx: {reason}") from error

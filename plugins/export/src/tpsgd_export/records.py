@@ -162,7 +162,9 @@ def _by_block(
     of_numbers = {_fingerprint(shapes, head, content.mask, n - 2, True) for n in codes if n > 1}
     known = content.fingerprint in prints | of_numbers
     if not 0 < content.mask < 1 << len(shapes) or not known:
-        raise TpsgdError("the record belongs to a net with other layers")
+        raise TpsgdError(
+            "the record belongs to a net with other layers, or pass the blocks= of the export"
+        )
     if not outputs <= content.classes <= content.outputs:
         raise TpsgdError(
             f"the record has {content.classes} classes of at most {content.outputs}, the model "

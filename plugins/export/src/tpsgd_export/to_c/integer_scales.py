@@ -32,6 +32,8 @@ SUM_LIMIT = (1 << 30) - 1  # TPS_BIAS_LIMIT; also of a sum of products
 SUM_POINT = 24  # at most: biases reach 64
 LOG_POINT = 12  # TPS_LOG_POINT
 SMALLEST_SLOPE = 2.0**-10
+MOST_PIXELS = 65_536  # of a map that learns: sums of its derivatives stay in 32 bits
+MOST_OF_A_CELL = 32_768  # pixels, likewise
 SATURATED = 0.001  # share of the weights of a layer that may be larger than its limit
 
 
@@ -390,11 +392,23 @@ def _cells(block: BlockRecipe) -> tuple[int, int]:
     return prod(least), prod(overlap)
 
 
+def _refuse_large_maps(who: str, pixels: int, of_a_cell: int) -> None:
+    """Maps whose sums over pixels, or over the smallest cell of a readout, leave 32 bits."""
+    if pixels > MOST_PIXELS or of_a_cell > MOST_OF_A_CELL:
+        raise TpsgdError(
+            f"{who}: a map of {pixels:,} pixels, {of_a_cell:,} of them in the smallest cell of its "
+            f"readout, does not learn in integers ({MOST_PIXELS:,} and {MOST_OF_A_CELL:,} at "
+            "most); take a larger stride, or export floats"
+        )
+
+
 def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> IntegerLayer:
     """A block in integers; `widest` is the size of its largest input."""
     block, gain = rehearsed.block, rehearsed.gain
     layer, who = block.layer, f"block {block.number + 1} ({block.name})"
     inputs, cells = fan_in(block), _cells(block)
+    if block.learns and isinstance(layer, Convolution):
+        _refuse_large_maps(who, prod(layer.out), cells[0])
     limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (inputs * widest) - 1)  # weights: -limit - 1 on
     if limit < 63 or inputs > 65535:
         raise TpsgdError(

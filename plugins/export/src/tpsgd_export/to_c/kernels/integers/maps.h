@@ -252,7 +252,8 @@ TPS_INT_FN void tps_int_read_back(const tps_int_layer *l, const int16_t *y, uint
                                   const int32_t *e, uint32_t unit, int16_t *d)
 {
     const int32_t cells = tps_int_cells(l->maps), pixels = tps_int_pixels(l->maps), first = (int32_t)unit * cells;
-    const int32_t mantissa = l->slope.mantissa, point = l->slope.point, half = (int32_t)1 << (point - 1);
+    const int32_t mantissa = l->slope.mantissa, point = l->slope.point; /* of a ReLU both are 0 */
+    const int32_t half = point ? (int32_t)1 << (point - 1) : 0;
     int32_t n, i, D[8];
     for (i = 0; i < pixels; i++) d[i] = 0;
     for (n = 0; n < cells; n += 8) {
