@@ -176,7 +176,7 @@ CASES = {
             nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.ReLU(), nn.Flatten(),
             nn.Linear(50, 4),
         ],
-        MAP | BYTES | {"samples": MAPS}, INTEGERS, descriptors=200,
+        MAP | BYTES | {"samples": MAPS, "rate": 0.03}, INTEGERS, descriptors=200,
     ),
     "head": Case(
         list, FLAT | {"features": 24, "classes": NAMES, "inputs": SCALED},
