@@ -753,8 +753,8 @@ def test_what_the_page_on_devices_says_about_a_desk():
     for net in dict.fromkeys(row["net"] for row in rows):
         fastest = min(arms, key=lambda arm: took[net, 1, arm])
         assert fastest == "exported C", net
-        assert 15 < took[net, 16, "exported C"] / took[net, 1, "exported C"] < 25, net
+        assert 12 < took[net, 16, "exported C"] / took[net, 1, "exported C"] < 16, net
     for net in ("784-32-10", "head 512-64-10"):
-        assert took[net, 16, "exported C"] > took[net, 16, "backprop, torch"]
+        assert 0.75 < took[net, 16, "exported C"] / took[net, 16, "backprop, torch"] < 1.1
         assert min(arms, key=lambda arm: took[net, 16, arm]) == "exported ONNX"
     assert all(row["apart"] <= 1e-4 for row in rows)
