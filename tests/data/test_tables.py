@@ -122,3 +122,156 @@ def test_series_have_blank_cells_too(tmp_path):
 @pytest.mark.parametrize("spec", ["digits", "own.npz"])
 def test_only_tables_have_columns(refused, spec):
     refused(spec, "label, drop and impute are for tables", label="y")
+
+
+# ---- which column is the label -------------------------------------------------------------------
+
+
+def whole_numbers(file, header, columns=(7, 5, 9, 3)):
+    """A table of whole numbers; the number of different values in each column."""
+    rows = [",".join(str(i * 7 % n if n > 9 else i % n) for n in columns) for i in range(360)]
+    file.write_text("\n".join([header, *rows]))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("header", "rivals"),
+    [
+        ("x,y,z,activity", "'y', 'activity'"),
+        ("X,Y,Z,Activity", "'Y', 'Activity'"),
+        ("activity,x,y,z", "'activity', 'y', 'z'"),
+        ("a,x,b,y", "'a', 'b', 'y'"),
+        ("a,y,b,c", "'y', 'c'"),
+        ("a,b,label,class", "'label', 'class'"),
+        ("a,target,b,y", "'target', 'y'"),
+        ("activity,ax,ay,az", "'az', 'activity'"),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "regression"])
+def test_a_guessed_label_that_has_a_rival_is_asked_for(tmp_path, refused, header, rivals, task):
+    file = whole_numbers(tmp_path / "own.csv", header)
+    if task and "az" in header:  # the last column is a number as good as any
+        return
+    refused(file, rf"may be the label, {rivals}: name it, label=... \(--label\)", task=task)
+    for label in header.split(","):
+        assert data.load(file, label=label, task=task).inputs["label"] == label
+
+
+@pytest.mark.parametrize(
+    ("header", "label"),
+    [
+        ("x,y,z,label", "label"),
+        ("target,x,y,z", "target"),
+        ("a,b,c,y", "y"),
+        ("y,a,b,c", "y"),
+        ("class,y0,y1,y2", "class"),
+        ("a,b,c,d", "d"),
+    ],
+)
+def test_a_label_without_a_rival_is_guessed(tmp_path, header, label):
+    file = whole_numbers(tmp_path / "own.csv", header)
+    loaded = data.load(file)
+    assert loaded.inputs["label"] == label and len(loaded.inputs["columns"]) == 3
+    assert data.load(file, drop=loaded.inputs["columns"][0]).inputs["label"] == label
+
+
+def test_x_and_y_alone_are_a_feature_and_a_label(tmp_path):
+    assert data.load(whole_numbers(tmp_path / "own.csv", "x,y", (7, 3))).inputs["label"] == "y"
+    assert data.load(whole_numbers(tmp_path / "own.csv", "x,z,y", (7, 5, 3))).classes == tuple(
+        "012"
+    )
+    file = whole_numbers(tmp_path / "own.csv", "x,y,z,activity")
+    assert data.load(file, drop="y").inputs["label"] == "activity"
+
+
+def test_a_last_column_of_many_numbers_is_asked_for_beside_one_of_few(tmp_path, refused):
+    file = whole_numbers(tmp_path / "own.csv", "kind,ax,ay,az", (3, 200, 50, 25))
+    refused(file, "may be the label, 'az', 'kind': name it")
+    assert data.load(file, drop="kind").inputs["label"] == "az"
+    letters = "\n".join(f"{i % 3},{i * 7 % 200},{chr(65 + i % 26)}" for i in range(360))
+    (tmp_path / "own.csv").write_text(f"kind,ax,letter\n{letters}")
+    assert len(data.load(file).classes) == 26
+
+
+# ---- tables that are damaged ---------------------------------------------------------------------
+
+LONG = "x" * 140_000
+ROWS = [f"{i},1,{'cd'[i % 2]}" for i in range(12)]
+
+
+def lines(*others, header="a,b,label", rows=ROWS, end="\n"):
+    return end.join([header, *rows, *others]) + end
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (lines(header=f"{LONG},b,label"), "line 1 is no header of names .*field larger"),
+        (lines(header='"a,b,label'), "line 1 is no header of names in whole quotes"),
+        (lines(header='"a\nb",b,label'), "line 1 is no header of names in whole quotes"),
+        (lines(f"{LONG},1,c"), "line 14 cannot be read .field larger than field limit"),
+        (lines("1" * 140_000 + ",1,c"), "line 14 cannot be read .*shorten its cells"),
+        (lines(f"1,1,{LONG}"), "column 'label': the text 'xxx.* 140,000 characters and is no name"),
+        (lines('"1,1,c', "2,1,d", "3,1,c"), "line 14: a quote begins there that does not end"),
+        (lines('1,1,"c', "2,1,d", "3,1,c"), "line 14: a quote begins there that does not end"),
+        (lines('1,1,"c', *ROWS * 2000), "line .*: shorten its cells, or end a quote"),
+        (lines('1,1,"c', '2,1,"d', "3,1,c"), "column 'label': the text 'c 2,1,d' .*several lines"),
+        (lines("1,\0,c"), "has NUL bytes, and is no text; save it as UTF-8"),
+        (lines("1,1,c\0"), "has NUL bytes, and is no text; save it as UTF-8"),
+        (lines(header="a\0,b,label"), "has NUL bytes, and is no text; save it as UTF-8"),
+        (lines(header="a,b;label", rows=[r.replace(",c", ";c").replace(",d", ";d") for r in ROWS]),
+         "'b;label' has ';' in it, and so have its cells: columns are separated by"),
+        (lines("1;1;c"), "line 14 has 1 cells, the header has 3"),
+        (lines(header="a;b;label"), "line 2 has 1 cells, the header has 3"),
+        (lines(rows=["1,2,c"]), "every label is c; at least two classes"),
+        (lines(rows=["1,2,c", "1,2,d"]), "2 samples are too few to hold out 1"),
+        (lines(rows=[f"{i},1,{('0.0', 'nan')[i % 2]}" for i in range(9)]), "label nan is not a"),
+        (lines(rows=[f"{i},1,{('0', '1e400')[i % 2]}" for i in range(9)]), "1e400 is not a whole"),
+    ],
+)  # fmt: skip
+def test_damaged_tables_are_one_sentence(tmp_path, refused, text, message):
+    (tmp_path / "own.csv").write_bytes(text.encode())
+    refused(tmp_path / "own.csv", message)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_tables_of_two_bytes_a_letter_are_refused(tmp_path, refused, encoding):
+    (tmp_path / "own.csv").write_bytes(lines().encode(encoding))
+    refused(tmp_path / "own.csv", "save it as UTF-8")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_line_ends_and_a_mark_of_the_byte_order_change_nothing(tmp_path, start, end):
+    (tmp_path / "own.csv").write_bytes((start + lines(end=end)).encode())
+    loaded = data.load(tmp_path / "own.csv")
+    assert loaded.inputs["columns"] == ["a", "b"] and len(loaded.train[1]) == 10
+
+
+def test_a_single_quote_in_a_cell_is_no_quote_that_does_not_end(tmp_path):
+    rows = [f"{i},{i % 3},{'cd'[i % 2]} 5{chr(34)}" for i in range(11)]
+    (tmp_path / "own.csv").write_text(lines(rows=[*rows, ""]))
+    assert data.load(tmp_path / "own.csv").classes == ('c 5"', 'd 5"')
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ((0, 7, 4_000_000_000), ("0", "7", "4000000000")),
+        ((-1, 1), ("-1", "1")),
+        (("0", "1" + 30 * "0"), ("0", "1" + 30 * "0")),
+        (("0", "1e19"), ("0", "1e19")),
+    ],
+)
+def test_classes_may_be_any_whole_numbers(tmp_path, values, classes):
+    rows = [f"{i},1,{values[i % len(values)]}" for i in range(30)]
+    (tmp_path / "own.csv").write_text(lines(rows=rows))
+    assert data.load(tmp_path / "own.csv").classes == classes
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"label": 5}, {"label": ["a", 3]}, {"drop": 5}, {"drop": [3]}, {"on_disk": 5}]
+)
+def test_names_that_are_no_names_are_refused(tmp_path, refused, wrong):
+    (tmp_path / "own.csv").write_text(lines())
+    refused(tmp_path / "own.csv", "must be (names of columns|a folder), got", **wrong)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,23 @@ from tpsgd.common.errors import TpsgdError, shortened, suggestion
 from tpsgd.common.names import printable
 from tpsgd.common.units import size
 from tpsgd.data.arrays import RawArrays, from_arrays
-from tpsgd.data.csv_mistakes import Header, first_mistake, number
+from tpsgd.data.csv_mistakes import (
+    HINT,
+    Header,
+    check_cells,
+    check_text,
+    first_mistake,
+    is_much_larger,
+    number,
+)
 from tpsgd.data.dataset import Array, RawData, readable
-from tpsgd.data.labels import AS_NUMBERS, LARGEST, TASKS
+from tpsgd.data.labels import AS_NUMBERS, LARGEST, MOST_SINGLE_CLASSES, TASKS
 from tpsgd.data.scaling import IMPUTE, check_word
 
 LABEL_NAMES = ("label", "y", "class", "target")
+AXES = ("x", "z")  # beside which y is a coordinate
+# of columns that are hardly features
+LIKELY_NAMES = ("activity", "category", "classes", "diagnosis", "gesture", "labels", "outcome")
 SEQUENCE_NAMES = ("sequence", "sequence_id")
 TIME_NAMES = ("time", "step")
 ID_NAME = re.compile(r"(^|[^a-z])(id|index)$|Id$|ID$")
@@ -29,8 +40,6 @@ TIME_NAME = re.compile(r"time|date|^ms$|^t$")
 MANY_ROWS = 50  # of which a column that never falls is no measurement
 # the least share of different values in such a column, and in one with the name of a time
 MANY_VALUES, MANY_TIMES = 0.5, 0.1
-HINT = "columns are separated by commas, semicolons or tabs, and line 1 must be the header"
-MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes always allowed
 
 
 class Columns(NamedTuple):
@@ -57,15 +66,18 @@ class Columns(NamedTuple):
         """Names in a list, or in a text with commas; the word none is None."""
         check_word("impute", impute, IMPUTE)
         check_word("task", task, TASKS)
+        for kind, names in (("label", label_names(label)), ("drop", drop)):
+            if not isinstance(names, (str, Sequence)) or not all(isinstance(n, str) for n in names):
+                raise TpsgdError(f"{kind} must be names of columns, got {names!r}")
         names = drop.split(",") if isinstance(drop, str) else drop
         names = tuple(name.strip() for name in names if name)
         filling, numbers = None if impute == "none" else impute, task == "regression"
         return cls(label_names(label), names, filling, numbers=numbers)
 
 
-def label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+def label_names(label: Any) -> tuple[str, ...]:
     """The names of the label columns; a text with commas may be one name (`_label_columns`)."""
-    return (label,) if isinstance(label, str) else tuple(label or ())
+    return tuple(label) if isinstance(label, (list, tuple)) else (label,) if label else ()
 
 
 def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
@@ -83,6 +95,8 @@ def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
             raise
         last = f"The label was taken from the last column, '{label}'"
         raise TpsgdError(f"{error} {last}: name another one, label=... (--label).") from error
+    if not (choices.label or choices.numbers or label.lower() in LABEL_NAMES):
+        _check_last(file, features, arrays.x, raw, label)
     noun = f"label column{'s' * (len(names) > 1)}"
     listed = ", ".join(f"'{printable(name)}'" for name in names)
     note = ", ".join(filter(None, (f"{noun} {listed}", raw.note)))
@@ -94,10 +108,10 @@ def read_table(file: Path, choices: Columns) -> tuple[RawArrays, Header]:
     """The features and the labels of a table.
 
     The label column is that of the choices, else `label`, `y`, `class` or `target`, else the last
-    one. A first column without a name has row names and is left out. With a column `sequence` or
-    `sequence_id`, each row is a time step; a column `time`, or `step`, which must count by one,
-    gives the order. New samples have the columns of the trained model, in any order, and perhaps
-    labels.
+    one; where others may be it, it must be chosen. A first column without a name has row names and
+    is left out. With a column `sequence` or `sequence_id`, each row is a time step; a column
+    `time`, or `step`, which must count by one, gives the order. New samples have the columns of the
+    trained model, in any order, and perhaps labels.
     """
     with readable(file, "UTF-8 text", "save it as UTF-8"):
         header = _read_header(file, choices)
@@ -121,7 +135,13 @@ def _read_names(file: Path) -> tuple[list[str], str]:
     if not line.strip():
         raise TpsgdError(f"{file} is empty or starts with an empty line; a header is needed.")
     delimiter = max(",;\t", key=line.count)
-    names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+    try:
+        cells = next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise TpsgdError(
+            f"{file}, line 1 is no header of names in whole quotes ({error})."
+        ) from error
+    names = [name.strip() for name in cells]
     numeric = [name for name in names if number(name) is not None]
     if numeric == names or not all(name.isdecimal() for name in numeric):
         raise TpsgdError(f"{file} starts with numbers; its first line must name the columns.")
@@ -139,25 +159,18 @@ def _read_header(file: Path, choices: Columns) -> Header:
     if dropped := [name for name in chosen if name in choices.drop]:
         raise TpsgdError(f"the column '{dropped[0]}' cannot be dropped: it is the label.")
     others = ["" if name in named else name.lower() for name in names]
-    label, sequence, time = (
+    sequence, time = (
         next((others.index(name) for name in choices if name in others), None)
-        for choices in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES)
+        for choices in (SEQUENCE_NAMES, TIME_NAMES)
     )
     time = None if sequence is None else time  # without sequences it is a feature like any other
-    labels = () if label is None else (label,)
-    if is_new or chosen:
-        labels = tuple(map(names.index, chosen)) if {*chosen} <= {*names} else ()
+    labels = tuple(map(names.index, chosen)) if {*chosen} <= {*names} else ()
     features = [names.index(name) for name in choices.features]
     if not is_new:
-        if sequence is not None and not labels:
-            raise TpsgdError(
-                f"{file} has sequences but no column label, y, class or target: name it, label=..."
-                " (--label)."
-            )
         left = [i for i, name in enumerate(names) if name not in choices.drop]
-        labels = labels or tuple(left[-1:])
-        others = {*labels, sequence, time}
-        features = [i for i in left if i not in others and (i or names[0])]
+        left = [i for i in left if i not in (sequence, time) and (i or names[0])]
+        labels = labels or _guessed_label(file, names, left, sequence is not None)
+        features = [i for i in left if i not in labels]
     if not features:
         problem = f"has no column of features besides the label in '{shortened(', '.join(names))}'"
         raise TpsgdError(f"{file} {problem}: {HINT}.")
@@ -169,6 +182,59 @@ def _read_header(file: Path, choices: Columns) -> Header:
             " their names: rename them."
         )
     return Header(names, delimiter, features, labels, sequence, time, choices.numbers)
+
+
+def _guessed_label(
+    file: Path, names: list[str], left: list[int], of_sequences: bool
+) -> tuple[int, ...]:
+    """The label by its name, else the last column; an error if another one may be it as well.
+
+    Beside columns x or z, y is a coordinate, or the label if there is nothing else.
+    """
+    named = [i for i in left if names[i].lower() in LABEL_NAMES]
+    words = [i for i in named if names[i].lower() != "y"]
+    axes = [i for i in left if names[i].lower() in AXES]
+    if axes and words:
+        named = words
+    elif axes and named and len(left) > 2:
+        named = [i for i in left if i not in axes or i == left[-1]]
+    elif named and not words and named[0] not in (left[0], left[-1]):
+        named += left[-1:]
+    if of_sequences and not named:
+        raise TpsgdError(
+            f"{file} has sequences but no column label, y, class or target: name it, label=..."
+            " (--label)."
+        )
+    candidates = dict.fromkeys(names[i] for i in named)
+    if len(candidates) > 1:
+        raise _several_labels(file, list(candidates))
+    return tuple(named[:1] or left[-1:])
+
+
+def _several_labels(file: Path, names: Sequence[str]) -> TpsgdError:
+    """An error that asks which of several columns is the label."""
+    listed = shortened(", ".join(f"'{name}'" for name in names))
+    return TpsgdError(
+        f"{file} has several columns that may be the label, {listed}: name it, label=... (--label)."
+    )
+
+
+def _check_last(file: Path, features: list[str], x: Array, raw: RawData, label: str) -> None:
+    """Refuse the last column as the label if another one has the name of a label, or its values.
+
+    Those are a few whole numbers, where the last column has many.
+    """
+
+    def is_rival(name: str, column: Array) -> bool:
+        if name.lower() in LIKELY_NAMES:
+            return True
+        values = np.unique(column[~np.isnan(column)]) if many else column[:0]
+        return 1 < len(values) <= MOST_SINGLE_CLASSES and bool((values == np.floor(values)).all())
+
+    many = len(raw.classes) > MOST_SINGLE_CLASSES and number(raw.classes[0]) is not None
+    rivals = [name for name, column in zip(features, x.T, strict=True) if is_rival(name, column)]
+    if rivals:
+        raise _several_labels(file, [label, *rivals])
 
 
 def _label_columns(choices: Columns, names: list[str]) -> tuple[str, ...]:
@@ -189,6 +255,7 @@ def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
     A table that has blanks, or decimal commas and columns separated by something else, is read
     twice.
     """
+    check_text(file, header)
     has_commas = header.delimiter != ","
     codes: dict[int, dict[str, int]]  # the number of each text in a column of texts
     texts_at = (*(() if header.of_numbers else header.labels), header.sequence)
@@ -220,10 +287,7 @@ def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
         raise first_mistake(file, header, blanks)
     texts: dict[int | None, Array] = {}
     for column, code in codes.items():
-        longest = max(code, key=len)
-        problem = f", column '{header.names[column]}': the text '{longest[:20]}...' has"
-        problem += f" {len(longest):,} characters and is no name of a class or of a sequence"
-        _check_memory(file, 4 * len(longest) * len(table), problem)
+        check_cells(file, header.names[column], code, len(table))
         texts[column] = np.array(list(code))[table[:, column].astype(np.int64)]
     return table, texts
 
@@ -238,12 +302,6 @@ def _numbers(
             file, np.float64, None, delimiter, converters,
             skiprows=1, ndmin=2, encoding="utf-8-sig", quotechar='"',
         )  # fmt: skip
-
-
-def _check_memory(file: Path, nbytes: int, problem: str) -> None:
-    """Refuse a table that would take much more memory than its file takes on the disk."""
-    if nbytes > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
-        raise TpsgdError(f"{file}{problem}.")
 
 
 def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
@@ -291,9 +349,11 @@ def _to_sequences(
             )
     longest = int(lengths.max())
     nbytes = 8 * len(lengths) * longest * x.shape[1]
-    problem = f": {len(lengths):,} sequences, padded to the {longest:,} steps of the longest one,"
-    problem += f" would take {size(nbytes)}; cut long sequences into several"
-    _check_memory(file, nbytes, problem)
+    if is_much_larger(nbytes, file):
+        raise TpsgdError(
+            f"{file}: {len(lengths):,} sequences, padded to the {longest:,} steps of the longest"
+            f" one, would take {size(nbytes)}; cut long sequences into several."
+        )
     is_step = np.arange(longest) < lengths[:, None]
     steps = np.zeros((*is_step.shape, x.shape[1]))
     steps[is_step] = x

@@ -2,8 +2,8 @@
 
 import csv
 import shlex
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,10 @@ from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.data.labels import LARGEST
 
 BLANKS = {"", "nan", "na", "n/a", "null", "none", "?"}  # how programs write that a value is missing
+HINT = "columns are separated by commas, semicolons or tabs, and line 1 must be the header"
+AT_A_TIME = 2**20  # bytes of a file
+LONGEST = 1000  # characters of a name
+MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes always allowed
 MOST_CLASSES = 20  # different texts in a column that looks like the label
 
 
@@ -48,7 +52,10 @@ def number(text: str, comma: bool = False, blank: float | None = None) -> float 
 def first_mistake(file: Path, header: Header, blanks: bool) -> TpsgdError:
     """An error that names the first line or cell that cannot be used; slow, so called last."""
     names, comma = header.names, header.delimiter != ","
-    for line, row in _rows(file, header):
+    for number_of_line, row in _rows(file, header):
+        line = f"{file}, line {number_of_line}"
+        if not row:
+            continue
         if len(row) != len(names):
             hint = "; with decimal commas, columns need semicolons between them"
             hint = hint if len(row) > len(names) and not comma else ""
@@ -69,13 +76,54 @@ def first_mistake(file: Path, header: Header, blanks: bool) -> TpsgdError:
     return TpsgdError(f"{file} cannot be read as a table.")
 
 
-def _rows(file: Path, header: Header) -> Iterator[tuple[str, list[str]]]:
-    """The rows below the header as text, each with its place in the file."""
-    with suppress(csv.Error), file.open(encoding="utf-8-sig", newline="") as stream:
+def _rows(file: Path, header: Header) -> Iterator[tuple[int, list[str]]]:
+    """The rows below the header as text, each with the number of its last line."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.reader(stream, delimiter=header.delimiter)
-        next(rows)
-        for row in filter(None, rows):
-            yield f"{file}, line {rows.line_num}", row
+        try:
+            next(rows)
+            for row in rows:
+                yield rows.line_num, row
+        except csv.Error as error:
+            raise TpsgdError(
+                f"{file}, line {rows.line_num} cannot be read ({error}): shorten its cells, or end "
+                "a quote that begins before."
+            ) from error
+
+
+def check_text(file: Path, header: Header) -> None:
+    """Refuse bytes that are no text, and a quote without an end, which hides all lines after it."""
+    quotes = 0
+    with file.open("rb") as stream:
+        for piece in iter(partial(stream.read, AT_A_TIME), b""):
+            quotes += piece.count(b'"')
+            if b"\0" in piece:
+                raise TpsgdError(f"{file} has NUL bytes, and is no text; save it as UTF-8.")
+    before = last = 1
+    for line, _ in _rows(file, header) if quotes % 2 else ():
+        before, last = last, line
+    if last > before + 1:
+        raise TpsgdError(f"{file}, line {before + 1}: a quote begins there that does not end.")
+
+
+def check_cells(file: Path, name: str, texts: Collection[str], rows: int) -> None:
+    """Refuse texts of a column that are no names, as where several columns or lines are a cell."""
+    for sign in ",;\t":
+        if sign in name and all(sign in text for text in texts):
+            raise TpsgdError(f"{file}: '{name}' has '{sign}' in it, and so have its cells: {HINT}.")
+    long = max(texts, key=len)
+    broken = next((text for text in texts if len(text.splitlines()) > 1), "")
+    if broken or len(long) > LONGEST or is_much_larger(4 * len(long) * rows, file):
+        raise TpsgdError(
+            f"{file}, column '{name}': the text '{shortened(broken or long, 20)}' has"
+            f" {len(broken or long):,} characters{' in several lines' * bool(broken)} and is no"
+            " name of a class or of a sequence."
+        )
+
+
+def is_much_larger(nbytes: int, file: Path) -> bool:
+    """Whether a table would take much more memory than its file takes on the disk."""
+    return nbytes > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size)
 
 
 def _label_mistake(place: str, cell: str) -> TpsgdError:
