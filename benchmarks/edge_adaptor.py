@@ -85,7 +85,7 @@ def encoded(weights: Path, files: list[Path]) -> Tensor:
     rows = []
     for first in range(0, len(files), 8):
         names = np.array([str(file) for file in files[first : first + 8]], dtype=object)
-        x = torch.from_numpy(decode_images(names, (PIXELS, PIXELS)))
+        x = torch.from_numpy(decode_images(names, (3, PIXELS, PIXELS)))
         rows.append(net(x, ["pool5"])["pool5"].mean((2, 3)))
     return torch.cat(rows)
 

@@ -95,6 +95,12 @@ def test_images_as_bytes_and_as_numbers_up_to_one_give_the_same_features():
     torch.testing.assert_close(found, expected)
 
 
+def test_grey_images_are_read_as_three_equal_channels():
+    backbone, (x, _) = frozen(), pictures()
+    grey = x[:, :1]
+    torch.testing.assert_close(backbone(grey)["late"], backbone(grey.expand(-1, 3, -1, -1))["late"])
+
+
 def test_taps_of_a_half_precision_backbone_are_float32():
     model = nn.Sequential(nn.Linear(4, 3)).bfloat16()
     assert Backbone(model, ["0"])(torch.ones(2, 4).bfloat16())["0"].dtype is torch.float32
@@ -118,7 +124,7 @@ class TwoOutputs(nn.Module):
         (lambda: Backbone(net, ["1"]), "is an nn.Module"),
         (lambda: Backbone(net(), ["1"], mean=(0.5,)), "go together"),
         (lambda: Backbone(net(), ["1"], mean=(0.5,) * 3, std=(1, 0, 1)), "above 0"),
-        (lambda: frozen()(torch.ones(2, 1, 8, 8)), "reads images"),
+        (lambda: frozen()(torch.ones(2, 2, 8, 8)), "reads images"),
         (lambda: frozen()(torch.ones(2, 3, 8, 8), ["never"]), "no tap 'never'"),
         (lambda: Backbone(net(), ["5"]).shapes(torch.ones(2, 5, 8, 8)), "cannot take samples"),
         (lambda: Backbone(nn.Sequential(TwoOutputs()), ["0"])(torch.ones(2, 4)), "gives tuple"),

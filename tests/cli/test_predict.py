@@ -246,6 +246,25 @@ def test_images_in_other_folders_than_classes_are_predicted(says):
     assert err.startswith("tpsgd: the labels are ignored: unsorted has the label 'monday'")
 
 
+def test_a_model_of_colour_pictures_goes_on_with_grey_ones(says):
+    """A folder of grey pictures alone has one channel; a model keeps the channels that it has."""
+    from PIL import Image
+
+    for folder, mode in (("colour", "RGB"), ("grey", "L")):
+        for i in range(10):
+            file = Path(folder, "ab"[i % 2], f"{i}.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (200 * (i % 2), 20 * i, 9)).convert(mode).save(file)
+    words = ("--epochs", "1", "--model")
+    assert says("train", "--data", "colour", *words, "cnn:4x3", "--save", "m")[0] == 0
+    code, *_ = says("train", "--data", "grey", *words, "m", "--save", "again", "--on-disk", "kept")
+    assert code == 0 and tpsgd.load("again").inputs["shape"] == [3, 8, 8]
+    assert says("evaluate", "again", "--data", "grey")[0] == 0
+    assert says("train", "--data", "grey", *words, "cnn:4x3", "--save", "of-grey")[0] == 0
+    assert tpsgd.load("of-grey").inputs["shape"] == [1, 8, 8]
+    assert says("evaluate", "of-grey", "--data", "colour")[0] == 0
+
+
 def test_the_help_says_which_command_needs_labels(says):
     text = {word: " ".join(says(word, "--help")[1].split()) for word in ("predict", "evaluate")}
     assert "without" in text["predict"] and "without" not in text["evaluate"]

@@ -22,9 +22,15 @@ def test_max_train_beyond_the_data_keeps_all_samples():
     assert data.load("digits", max_train=10**6).note == data.load("digits").note
 
 
-@pytest.mark.parametrize("wrong", [{"seed": -1}, {"max_train": 0}, {"max_train": -5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"seed": value} for value in (-1, 1.5, "a", None, 10**400)),
+        *({"max_train": value} for value in (0, -5, 2.5, "3", 10**400)),
+    ],
+)
 def test_a_wrong_seed_or_max_train_is_refused(wrong):
-    with pytest.raises(TpsgdError, match="seed must be at least 0 and max_train 1, got"):
+    with pytest.raises(TpsgdError, match=r"(seed|max_train) must be a whole number from [01] to"):
         data.load("digits", **wrong)
 
 

@@ -201,7 +201,7 @@ def test_images_get_the_size_of_the_training_images(folder):
 def test_images_for_a_model_of_tables_and_the_reverse(pets, folder):
     (folder / "photos").mkdir()
     photo("photos/a.png", 1, (4, 4))
-    with pytest.raises(TpsgdError, match="not images in colour"):
+    with pytest.raises(TpsgdError, match="not images as"):
         new("photos", pets)
     inputs = {"shape": [3, 4, 4]}
     with pytest.raises(TpsgdError, match="not trained on a table"):

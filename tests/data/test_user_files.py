@@ -1,15 +1,18 @@
 """Data of the user's: .npz and .csv files, functions, folders of images."""
 
 import io
+import os
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tpsgd import data
+from tpsgd import TpsgdError, data
+from tpsgd.data import read_new
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)), np.arange(20) % 2
@@ -47,6 +50,9 @@ def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
         (np.array(["01", "1"])[Y], ("01", "1")),
         (Y.astype(bool), ("False", "True")),
         (Y.astype(float) + 3, ("3", "4")),
+        (np.array(["café".encode(), b"dog"])[Y], ("café", "dog")),
+        (np.array([0, 4_000_000_000])[Y], ("0", "4000000000")),
+        (np.array([0, 2**64 - 1], np.uint64)[Y], ("0", str(2**64 - 1))),
         (Y[:, None], ("0", "1")),
     ],
 )
@@ -108,6 +114,12 @@ def test_bytes_are_read_as_pixels(tmp_path, shape, becomes):
         ),
         ({"x": np.where(X[4, 1] == X, np.inf, X), "y": Y}, r"x\[4, 1\] is inf"),
         ({"x": np.array([None] * 20), "y": Y}, "holds Python objects, which may run code"),
+        ({"x": X, "y": np.array([b"caf\xe9", b"dog"])[Y]}, r"label b'caf.xe9' is no UTF-8 text"),
+        ({"x": X, "y": np.zeros(20, [("a", "f4")])}, "expected whole numbers or names"),
+        ({"x": X, "y": np.zeros(20, "V3")}, "y is .V3; expected whole numbers or names"),
+        ({"x": X, "y": Y + 1j}, "y is complex128; expected whole numbers or names"),
+        ({"x": X, "y": np.array([0, 1e30])[Y]}, r"the label 1e\+30 is too large"),
+        ({"x": np.zeros(20, [("a", "f4")]), "y": Y}, "expected numbers .samples, features"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
@@ -352,7 +364,7 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("a, y ,y\n1,2,0\n", "several columns of the name 'y'"),
         (",a,,y\n1,2,3,0\n", "several columns of the name ''"),
         ("sequence,time,time,y\n1,2,3,0\n", "several columns of the name 'time'"),
-        ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
+        ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "line 3 cannot be read .field larger"),
     ],
 )
 def test_csv_files_that_are_wrong_are_refused(refused, tmp_path, text, message):
@@ -433,6 +445,24 @@ def test_functions_that_are_wrong_are_refused(refused, tmp_path, body, message):
     refused(function(tmp_path, body), message)
 
 
+@pytest.mark.parametrize(
+    "spec", [5, 5.0, None, True, [], {}, ("digits",), b"digits", object(), np.array(["digits"])]
+)
+def test_a_spec_that_is_no_text_and_no_path_is_refused(spec):
+    for read in (data.load, data.path, data.fetch):
+        with pytest.raises(TpsgdError, match=r"a data set is named by text, .* or a path, got"):
+            read(spec)
+    with pytest.raises(TpsgdError, match="a data set is named by text"):
+        read_new(spec, inputs={}, classes=("a", "b"))
+
+
+def test_a_spec_may_be_a_path(tmp_path):
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    loaded = data.load(tmp_path / "own.npz")
+    assert loaded.name == str(tmp_path / "own.npz") and data.load(Path("digits")).name == "digits"
+    assert len(read_new(tmp_path / "own.npz", inputs=loaded.inputs, classes=("0", "1")).x) == 20
+
+
 # images
 
 
@@ -475,13 +505,13 @@ def test_only_the_images_that_are_used_are_read(tmp_path):
     for i in range(1, 20):
         image(tmp_path / "train" / "a" / f"{i}.png")
     loaded = data.load(str(tmp_path), max_train=2)
-    assert loaded.train[1].tolist() == [0, 1]
+    assert sorted(loaded.train[1].tolist()) == [0, 1]
     with pytest.MonkeyPatch.context() as patch:
         opened = []
         real = Image.open
         patch.setattr(Image, "open", lambda f: opened.append(f) or real(f))
         data.load(str(tmp_path), max_train=2)
-    assert len(opened) == 1 + 2 + 2
+    assert len(opened) == 1 + 1 + 2 + 2  # their colour, their size
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
@@ -525,7 +555,136 @@ def test_grey_images_of_16_bits_are_scaled_like_those_of_8(folder, suffix):
         Image.fromarray(values).save(folder / "cat" / f"{i}.{suffix}")
     loaded = data.load(str(folder))
     (cat,) = loaded.test[0][loaded.test[1] == 0]
-    assert (255 * cat).round().int().tolist() == [[[0, 1, 255], [128, 128, 0]]] * 3
+    assert (255 * cat).round().int().tolist() == [[[0, 1, 255], [128, 128, 0]]]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_all_levels_of_16_bits_are_kept_in_grey_and_in_mixed_folders(tmp_path, suffix):
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # of a sensor of 12 bits
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.fromarray(values).save(tmp_path / name / f"{i}.{suffix}")
+    x = torch.cat([pair[0] for pair in (data.load(str(tmp_path)).train, data.load(tmp_path).test)])
+    expected = torch.tensor(values / 65535, dtype=torch.float32)
+    assert x.shape == (6, 1, 64, 64) and torch.equal(x, expected.expand(6, 1, 64, 64))
+    assert len(data.load(f"{tmp_path}@32").train[0][0].unique()) > 900
+    image(tmp_path / "a" / "z.png", size=(64, 64))
+    mixed = data.load(tmp_path)
+    deep = mixed.train[0][mixed.train[1] == 1]
+    assert mixed.shape == (3, 64, 64) and torch.equal(deep, expected.expand(len(deep), 3, 64, 64))
+
+
+UPRIGHT = np.array([[0, 40, 80], [120, 160, 200]], np.uint8).repeat(8, 0).repeat(8, 1)
+TURNED = {  # by the values of the EXIF tag: how the camera has stored what is upright
+    **{1: UPRIGHT, 2: UPRIGHT[:, ::-1], 3: UPRIGHT[::-1, ::-1], 4: UPRIGHT[::-1]},
+    **{5: UPRIGHT.T, 6: np.rot90(UPRIGHT), 7: UPRIGHT[::-1, ::-1].T, 8: np.rot90(UPRIGHT, -1)},
+}
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "tif", "webp"])
+def test_pictures_are_turned_as_their_exif_says(tmp_path, suffix):
+    for orientation, stored in TURNED.items():
+        exif = Image.Exif()
+        exif[0x112] = orientation
+        (tmp_path / str(orientation)).mkdir()
+        for i in range(2):
+            file = tmp_path / str(orientation) / f"{i}.{suffix}"
+            options = {"lossless": True} if suffix == "webp" else {}
+            Image.fromarray(stored).save(file, exif=exif, **options)
+    loaded = data.load(tmp_path, max_train=8)
+    assert loaded.shape[1:] == (16, 24)
+    upright = torch.tensor(UPRIGHT / 255, dtype=torch.float32)
+    assert (loaded.train[0] - upright).abs().max() < (0.05 if suffix == "jpg" else 1e-6)
+    new = read_new(tmp_path / "6", inputs=loaded.inputs, classes=loaded.classes).x
+    assert (new - upright).abs().max() < 0.05
+
+
+def test_a_picture_with_damaged_exif_is_read(folder):
+    picture = Image.fromarray(RNG.integers(0, 256, (4, 6, 3), dtype=np.uint8))
+    picture.save(folder / "cat" / "0.png")
+    before = data.load(folder, max_train=8).train[0]
+    picture.save(folder / "cat" / "0.png", exif=b"Exif\0\0garbage")
+    assert torch.equal(data.load(folder, max_train=8).train[0], before)
+
+
+GREY = ("1", "L", "LA")
+
+
+@pytest.mark.parametrize("mode", [*GREY, "P", "CMYK", "RGBA", "YCbCr", "grey P"])
+def test_grey_folders_have_one_channel_and_others_three(tmp_path, mode):
+    suffix = "tif" if mode in ("CMYK", "YCbCr") else "png"
+    colours = Image.fromarray(np.arange(72, dtype=np.uint8).reshape(4, 6, 3) * 3)
+    picture = colours.convert("L").convert("P") if mode == "grey P" else colours.convert(mode)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            picture.save(tmp_path / name / f"{i}.{suffix}")
+    loaded = data.load(tmp_path)
+    channels = 1 if mode in (*GREY, "grey P") else 3
+    assert loaded.shape == (channels, 4, 6) and loaded.inputs["shape"][0] == channels
+    assert f"images as {'grey' if channels == 1 else 'RGB'}, 4 x 6" in loaded.note
+    expected = np.asarray(picture.convert("RGB"), np.float32).transpose(2, 0, 1) / 255
+    assert np.allclose(loaded.train[0], expected[:channels])
+
+
+def test_a_test_picture_in_colour_makes_all_pictures_rgb_and_predict_keeps_the_channels(tmp_path):
+    for part, mode in (("train", "L"), ("test", "RGB")):
+        for name in ("a", "b"):
+            for i in range(2):
+                image(tmp_path / part / name / f"{i}.png", mode=mode, value=20 * i)
+    loaded = data.load(tmp_path)
+    assert loaded.shape == (3, 4, 6) and loaded.train[0].shape[1] == 3
+    image(tmp_path / "one.grey" / "new.png", mode="L", value=51)
+    image(tmp_path / "one.colour" / "new.png", value=51)
+    for channels, folder in ((3, "one.grey"), (1, "one.colour"), (1, "one.grey")):
+        inputs = loaded.inputs | {"shape": [channels, 4, 6]}
+        x = read_new(tmp_path / folder, inputs=inputs, classes=loaded.classes).x
+        assert torch.equal(x, torch.full((1, channels, 4, 6), 0.2))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_are_white(tmp_path, mode):
+    """A black drawing on a transparent ground is not all black."""
+    alpha = Image.fromarray(np.array([[0, 255], [255, 0]], np.uint8))
+    picture = Image.new("RGBA" if mode == "P" else mode, (2, 2))
+    picture.putalpha(alpha)
+    picture = picture.quantize() if mode == "P" else picture
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            picture.save(tmp_path / name / f"{i}.png")
+    x = data.load(tmp_path).train[0]
+    assert torch.equal(x[0, -1], torch.tensor([[1.0, 0], [0, 1]])) and (x == x[0, 0]).all()
+
+
+def test_the_first_frame_of_an_animation_is_read(tmp_path):
+    frames = [Image.fromarray(np.full((3, 3), 60 * i, np.uint8)) for i in range(3)]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            file = tmp_path / name / f"{i}.gif"
+            frames[1].save(file, save_all=True, append_images=frames[1:])
+    assert torch.equal(data.load(tmp_path).train[0].unique(), torch.tensor([60 / 255]))
+
+
+@pytest.mark.parametrize("parts", [("",), ("train/", "test/")])
+def test_the_first_samples_of_a_folder_are_of_all_classes_in_an_order_of_the_seed(tmp_path, parts):
+    for part in parts:
+        for value, name in enumerate("abc"):
+            for i in range(20):
+                image(tmp_path / f"{part}{name}" / f"{i:02}.png", (1, 1), "L", 20 * value + i)
+    loaded, again, other = (data.load(tmp_path, seed=seed) for seed in (3, 3, 4))
+    for pair, same, changed in zip(
+        *((d.train, d.test) for d in (loaded, again, other)), strict=True
+    ):
+        assert set(pair[1][:12].tolist()) == {0, 1, 2}
+        assert torch.equal(pair[0], same[0]) and torch.equal(pair[1], same[1])
+        assert not torch.equal(pair[0], changed[0])
+        assert torch.equal((255 * pair[0].flatten()).round().long() // 20, pair[1])
+    on_disk = data.load(tmp_path, seed=3, on_disk=tmp_path.with_name("kept"))
+    assert torch.equal(on_disk.train[0], loaded.train[0])
+    assert torch.equal(on_disk.test[1], loaded.test[1])
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "half", "32 bit"])
@@ -539,6 +698,16 @@ def test_images_that_cannot_be_read_are_named(refused, folder, content):
     else:
         file.write_bytes(content)
     refused(folder, r"bad.png cannot be read as an image")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux alone")
+def test_classes_and_pictures_whose_names_are_no_text(refused, folder):
+    inputs = {"shape": [3, 4, 6]}
+    (folder / "cat" / "0.png").rename(folder / "cat" / os.fsdecode(b"caf\xe9.png"))
+    samples = read_new(folder / "cat", inputs=inputs, classes=("cat", "dog"))
+    assert samples.names[-1] == "caf\ufffd.png"
+    (folder / "cat").rename(folder / os.fsdecode(b"caf\xe9"))
+    refused(folder, "the name of the class 'caf_' is no text; change it")
 
 
 def test_images_that_do_not_fit_in_memory_are_refused(refused, folder):

@@ -41,13 +41,15 @@ def calibration_samples(
 ) -> tuple[Any, Any]:
     """Training samples in the form that a saved model takes, and labels if there are any."""
     from tpsgd.data.registry import DATASETS
+    from tpsgd.data.split import of_every_class
 
     if samples.data is None:
         return None, None
     if not trained.inputs or samples.data in DATASETS:
         return data_for(trained, samples, folder).train
-    new, count = _read(trained, samples.data), samples.max_train
-    return new.x[:count], None if new.y is None else new.y[:count]
+    new = _read(trained, samples.data)
+    some = of_every_class(new.y, samples.max_train)
+    return new.x[some], None if new.y is None else new.y[some]
 
 
 def data_for(trained: "tpsgd.Trained", samples: options.Unscaled, folder: str) -> "tpsgd.data.Data":
@@ -66,6 +68,10 @@ def data_for(trained: "tpsgd.Trained", samples: options.Unscaled, folder: str) -
             f"the model in {folder} tells {len(trained.classes)} classes apart, "
             f"{', '.join(map(str, trained.classes[:5]))}, ...; those of the data differ"
         )
+    shape = tuple(trained.inputs.get("shape") or ())
+    if shape == (3, *data.shape[1:]) and data.shape[0] == 1:  # all images are grey, unlike before
+        train, test = ((x.expand(-1, 3, -1, -1), y) for x, y in (data.train, data.test))
+        data = replace(data, train=train, test=test, shape=shape)
     scaling = trained.inputs.get("scaling") or {}
     if "shift" not in scaling:
         return data

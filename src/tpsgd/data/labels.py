@@ -57,7 +57,13 @@ def encode(source: str, raw: RawData) -> RawData:
             f"{source}: no training sample of the test set's class {y_test[unknown][0]}."
         )
     train, test = (raw.train[0], index), raw.test and (raw.test[0], index_test)
-    return replace(raw, classes=tuple(map(str, values)), train=train, test=test)
+    classes = tuple(map(str, values))
+    for name in classes:
+        if any(
+            0xD800 <= ord(letter) <= 0xDFFF for letter in name
+        ):  # of files whose names are bytes
+            raise TpsgdError(f"{source}: the name of the class '{name}' is no text; change it.")
+    return replace(raw, classes=classes, train=train, test=test)
 
 
 def _numbers_of(values: Array, labels: Array) -> Array:
@@ -134,6 +140,12 @@ def label_values(source: str, y: Array) -> Array:
         raise TpsgdError(
             f"{source}: the label {y[fraction][0]} is not a whole number or a name{advice}."
         )
+    if np.abs(real).max(initial=0) >= 2**63:
+        if y.dtype.kind == "f":
+            raise TpsgdError(
+                f"{source}: the label {real.flat[np.abs(real).argmax()]} is too large."
+            )
+        return y.astype(str)
     whole = real.astype(np.int64)
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
 
@@ -154,6 +166,15 @@ def class_numbers(source: str, y: Array, classes: Sequence[str]) -> Array:
 def checked(source: str, x: Array, y: Array, are_tokens: bool, numbers: bool) -> Array:
     """A label for each sample, step or pixel, or several numbers; or an error."""
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.dtype.kind not in "biufSUOMm":
+        raise TpsgdError(f"{source}: y is {y.dtype}; expected whole numbers or names.")
+    if y.dtype.kind == "S":
+        try:
+            y = np.char.decode(y, "utf-8")
+        except UnicodeDecodeError as error:
+            raise TpsgdError(
+                f"{source}: the label {error.object!r} is no UTF-8 text; save labels as text (str)."
+            ) from error
     fits = y.ndim == 1 or (0 not in y.shape[1:] and (numbers or _of_positions(x, y, are_tokens)))
     if y.shape[:1] != x.shape[:1] or not fits:
         advice = f"; for numbers, {AS_NUMBERS}" if y.dtype.kind == "f" and not numbers else ""

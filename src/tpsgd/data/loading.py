@@ -1,5 +1,6 @@
 """`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.common.files import is_function
 from tpsgd.data import mapped, user_files
 from tpsgd.data.csv_files import Columns
 from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
-from tpsgd.data.registry import DATASETS, find
+from tpsgd.data.registry import DATASETS, as_spec, find
 from tpsgd.data.scaling import METHODS, NOTES, check_word, statistics, typical_values
 from tpsgd.data.split import Subset, hold_out_test, how_chosen, stratified
 from tpsgd.nets.padded import Padded
@@ -26,7 +27,7 @@ AT_A_TIME = 1 << 12  # samples whose statistics are added together
 
 
 def load(
-    spec: str,
+    spec: str | os.PathLike[str],
     *,
     seed: int = 0,
     max_train: int | None = None,
@@ -52,17 +53,22 @@ def load(
               (and tokens_test) in place of x.
             - `FILE.csv` or `FILE.tsv`: a header, and columns separated by commas, semicolons or
               tabs. The label is the column of `label`, else one called label, y, class or target,
-              else the last one. With a column sequence, each row is a time step, ordered by a
-              column time or step if there is one. Without commas between columns, numbers may
+              else the last one; where another column may be it too, as `activity` beside x, y and
+              z, `label` must say which. With a column sequence, each row is a time step, ordered by
+              a column time or step if there is one. Without commas between columns, numbers may
               have decimal commas.
             - `FILE.py:FUNCTION`: it returns (x, y) or ((x, y), (x_test, y_test)); x may be
               `Padded`.
             - `FOLDER` of images in subfolders named after their classes, or `FOLDER@64` to resize
-              them.
+              them; the subfolders may be in `train` and in `test` or `val`. Images are turned as
+              their EXIF orientation says, and transparent parts become white. They have one
+              channel if all of them are grey, else three; grey ones of 16 bits keep them. The seed
+              shuffles their order: `x[:256]` has samples of all classes.
 
             A built-in set is looked for in `$TPSGD_DATA`, then in the cache (`$TPSGD_CACHE`), and
             is downloaded into the cache otherwise.
-        seed: chooses the test samples of data without a test set, and the samples of `max_train`.
+        seed: chooses the test samples of data without a test set, the samples of `max_train`, and
+            the order of the images of a folder.
         max_train: use at most this number of training samples; the class shares are kept.
         on_disk: a folder for the decoded samples, for data that does not fit in memory. The samples
             are decoded a few MB at a time into `.npy` files in a subfolder, and mapped read-only
@@ -96,8 +102,15 @@ def load(
         >>> data.note.split("; ")[1]
         '200 of 1438 training samples, stratified, seed 0'
     """
-    if seed < 0 or (max_train is not None and max_train < 1):
-        raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
+    spec = as_spec(spec)
+    for name, value, least in (("seed", seed, 0), ("max_train", max_train, 1)):
+        fits = isinstance(value, int | np.integer) and least <= value < 2**63
+        if not fits and (value is not None or name == "seed"):
+            raise TpsgdError(
+                f"{name} must be a whole number from {least} to 2^63 - 1, got {shortened(value)}."
+            )
+    if on_disk is not None and not isinstance(on_disk, str | Path):
+        raise TpsgdError(f"on_disk must be a folder, got {on_disk!r}.")
     check_word("scale", scale, METHODS)
     columns = Columns.of(label, drop, impute, task)
     user_file = None if spec in DATASETS and not any(columns) else user_files.find(spec, columns)
@@ -140,6 +153,8 @@ def _prepare(
         chosen = how_chosen(train.y, seed)
         notes.append(f"{max_train} of {len(train.y)} training samples, {chosen}")
         train = train.keep(stratified(train.y, max_train, seed))
+    if user_file is not None and os.path.isdir(user_file.path):  # its files come class by class
+        train, test = train.shuffled(seed), test.shuffled(seed)
     decode, steps = raw.decode_exactly, dict[str, Any]()
     if impute:
         pieces, columns = map(decode, train.pieces(AT_A_TIME)), raw.reading["columns"]

@@ -23,7 +23,7 @@ from tpsgd.data.registry import find
 from tpsgd.data.split import Subset
 from tpsgd.nets.padded import Padded
 
-FORMAT = 6  # raise it when the same source files give different samples, or other files
+FORMAT = 7  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 

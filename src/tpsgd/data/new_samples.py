@@ -4,6 +4,7 @@ What the model's samples looked like (`Data.inputs`) decides how new ones are re
 table, by name and in any order; the size of images; bytes or numbers; and how they were scaled.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.labels import class_numbers, real_numbers
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_npz
-from tpsgd.data.registry import DATASETS
+from tpsgd.data.registry import DATASETS, as_spec
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained
 
@@ -41,7 +42,7 @@ class NewSamples(NamedTuple):
 
 
 def read_new(
-    spec: str,
+    spec: str | os.PathLike[str],
     *,
     inputs: Mapping[str, Any],
     classes: Sequence[str],
@@ -66,6 +67,7 @@ def read_new(
         >>> samples.x.shape, samples.names[:2]
         (torch.Size([359, 1, 8, 8]), ['1', '2'])
     """
+    spec = as_spec(spec)
     _check_inputs(inputs)
     if spec in DATASETS:
         data = load(spec, seed=seed)
@@ -108,7 +110,7 @@ def _check_inputs(inputs: Mapping[str, Any]) -> None:
         fits &= ("shift" in scaling) == ("scale" in scaling) and isinstance(scaling, dict)
         fits &= values.shape == (len(columns) if imputation else 0,)
         fits &= bool(np.isfinite(values).all())
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         fits = False
     if not fits:
         raise TpsgdError(
@@ -159,11 +161,11 @@ def _read_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> tu
 
 
 def _read_images(root: Path, inputs: Mapping[str, Any]) -> tuple[RawData, list[str]]:
+    """Images with the channels and the size of those that the model was trained on."""
     files, labels = new_images(root)
     shape = tuple(inputs.get("shape", ()))
-    if len(shape) != 3 or shape[0] != 3:
-        raise TpsgdError(
-            f"the model takes samples of shape {shape}, not images in colour as {root}."
-        )
-    raw = RawData((), (files, labels), None, partial(decode_images, shape=shape[1:]), "")
-    return raw, [str(file.relative_to(root)) for file in files]
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise TpsgdError(f"the model takes samples of shape {shape}, not images as {root}.")
+    raw = RawData((), (files, labels), None, partial(decode_images, shape=shape), "")
+    names = (os.fsencode(file.relative_to(root)) for file in files)  # perhaps not in UTF-8
+    return raw, [name.decode(errors="replace") for name in names]

@@ -3,9 +3,9 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError, shortened, suggestion
 from tpsgd.data.dataset import Dataset
 from tpsgd.data.sets import cifar10, digits, eeg, imagenette, mnist, tweets, ucf101
 
@@ -26,9 +26,21 @@ class Row(NamedTuple):
     where: str
 
 
+def as_spec(spec: Any) -> str:
+    """The name of a data set, or a path, as text; anything else is an error."""
+    if isinstance(spec, str) or (
+        isinstance(spec, os.PathLike) and isinstance(spec.__fspath__(), str)
+    ):
+        return os.fspath(spec)
+    kind = shortened(repr(spec), 60)
+    raise TpsgdError(
+        f"a data set is named by text, the name of a built-in one or a path, got {kind}"
+    )
+
+
 def find(name: str) -> Dataset:
     """The entry of a built-in set; raises an error that suggests the closest name."""
-    if name in DATASETS:
+    if (name := as_spec(name)) in DATASETS:
         return DATASETS[name]
     raise TpsgdError(
         f"'{name}' is not a built-in data set, nor a FILE.npz, FILE.csv, FILE.py:FUNCTION or folder"

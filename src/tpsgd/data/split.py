@@ -31,6 +31,11 @@ class Subset:
         rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
         return Subset(self.x, self.y[mask], rows)
 
+    def shuffled(self, seed: int) -> "Subset":
+        """The same samples in another order."""
+        order = np.random.default_rng(seed).permutation(len(self.y))
+        return Subset(self.x, self.y[order], order if self.rows is None else self.rows[order])
+
     def take(self, piece: slice) -> Any:
         """The samples at these positions of the subset, as they are stored."""
         return self.x[piece] if self.rows is None else self.x[self.rows[piece]]
@@ -64,6 +69,22 @@ def stratified(y: Array, k: int, seed: int) -> Array:
     return chosen
 
 
+def of_every_class(y: Any, count: int | None, seed: int = 0) -> Any:
+    """The first `count` samples as a slice, or a mask of others if those lack a class of `y`.
+
+    Labels that are None, or numbers, have no classes. There may be more samples than `count`: one
+    of every class.
+
+    Examples:
+        >>> of_every_class(np.array([0, 1, 1, 1]), 2), of_every_class(np.array([0, 0, 1, 1]), 2)
+        (slice(None, 2, None), array([False,  True,  True, False]))
+    """
+    first = slice(count)
+    if y is None or _has_no_shares(y := np.asarray(y)) or len(set(y[first])) == len(set(y)):
+        return first
+    return stratified(y, max(len(y[first]), len(set(y))), seed)
+
+
 def hold_out(y: Array, size: float, seed: int, source: str = "the data") -> Array:
     """Mask of the samples to train on; `size` of them, a share or a number, are held out.
 
@@ -84,7 +105,11 @@ def hold_out(y: Array, size: float, seed: int, source: str = "the data") -> Arra
 
 def hold_out_test(y: Array, seed: int, source: str) -> tuple[Array, str]:
     """The mask of `hold_out` for data without a test set, and the note that describes it."""
-    return hold_out(y, 0.2, seed, source), f"20 % held out as test, {how_chosen(y, seed)}"
+    train = hold_out(y, 0.2, seed, source)
+    note = f"20 % held out as test, {how_chosen(y, seed)}"
+    if not _has_no_shares(y) and (few := set(y[train]) - set(y[~train])):
+        note += f", without {len(few):,} of {len(set(y)):,} classes, of which there are too few"
+    return train, note
 
 
 def how_chosen(y: Array, seed: int) -> str:

@@ -82,7 +82,8 @@ class Backbone(nn.Module):
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
         if self.mean:
-            if not x.is_floating_point() or x.dim() != 4 or x.shape[1] != len(self.mean):
+            channels = (1, len(self.mean))  # of grey images, one, which is broadcast
+            if not x.is_floating_point() or x.dim() != 4 or x.shape[1] not in channels:
                 images = f"images (samples, {len(self.mean)}, height, width), bytes or 0 to 1"
                 raise TpsgdError(f"{self.name} reads {images}; got {tuple(x.shape)} of {x.dtype}")
             x = (x - self.centre) / self.spread

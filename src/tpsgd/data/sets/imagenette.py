@@ -14,7 +14,7 @@ from tpsgd.data.images import read_folder
 
 def read(folder: Path, entry: Dataset) -> RawData:
     """A folder of images whose subfolders are WordNet numbers; the classes get their names."""
-    raw = read_folder(folder, entry.shape[-1])
+    raw = read_folder(folder, entry.shape[-1], entry.shape[0])
     if len(raw.classes) != len(entry.classes):
         raise TpsgdError(f"{folder} has {len(raw.classes)} classes, expected {len(entry.classes)}.")
     return replace(raw, classes=entry.classes)
