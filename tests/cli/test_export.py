@@ -56,6 +56,35 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(says, words, sentence)
     assert error.count("\n") == 1 and not list(Path("net").glob("*.c"))
 
 
+@pytest.fixture
+def in_class_order():
+    """A table of three classes, one after another, and the first rows alone of two of them."""
+    rng = np.random.default_rng(0)
+    for name, counts in (("sorted.csv", (300, 40, 40)), ("two.csv", (9, 9, 0))):
+        y = np.repeat(np.arange(3), counts)
+        x = rng.normal(size=(len(y), 3)) + 4 * np.eye(3)[y]
+        lines = [f"{a:.3f},{b:.3f},{c:.3f},{'pqr'[k]}" for (a, b, c), k in zip(x, y, strict=True)]
+        Path(name).write_text("\n".join(["a,b,c,kind", *lines]))
+    return "sorted.csv"
+
+
+def test_samples_in_class_order_are_calibrated_and_checked_with_all_classes(
+    says, in_class_order, monkeypatch
+):
+    words = ("--model", "mlp:8", "--data", in_class_order, "--overwrite")
+    asked, c = [], tpsgd.export.c
+    monkeypatch.setattr(tpsgd.export, "c", lambda *a, **k: asked.append(k) or c(*a, **k))
+    for numbers in (("--least", "0.9", "--numbers", "int8"), ("--numbers", "float32")):
+        status, *_ = says("export", "c", *words, *numbers, "--out", "net")
+        assert status == 0 and set(asked[-1]["labels"].tolist()) == {0, 1, 2}
+    assert len(asked[-1]["samples"]) == 256
+    status, *_ = says("train", "--data", in_class_order, "--epochs", "1", "--save", "model")
+    status, *_ = says("export", "c", "--model", "model", "--data", in_class_order, "--out", "again")
+    assert status == 0 and set(asked[-1]["labels"].tolist()) == {0, 1, 2}
+    status, _, error = says("export", "c", "--model", "model", "--data", "two.csv", "--out", "two")
+    assert status == 2 and "none of 1 of the 3 classes (r)" in error and not Path("two").exists()
+
+
 def test_integers_are_checked_at_the_rate_of_the_command_line(says):
     words = ("--data", "digits", "--numbers", "int8", "--rate", "0.02", "--least", "0.6")
     status, out, error = says("export", "c", "--model", "mlp:32", *words, "--out", "net")

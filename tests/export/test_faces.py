@@ -13,6 +13,7 @@ from torch import nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.common.errors import TpsgdError
+from tpsgd_export.to_c import check
 from tpsgd_export.to_c.check import _refusal
 from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.inputs import c_string
@@ -104,6 +105,35 @@ def test_a_prediction_is_the_largest_logit(outputs, tmp_path):
         assert label.value == (int(own.argmax()) if outputs > 1 else int(own > 0))
         seen.add(label.value)
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize("numbers", ["int8", "float32"])
+def test_samples_that_lack_a_class_are_refused(tmp_path, numbers):
+    """An untrained net is right on all samples of one class, and says nothing of the others."""
+    x = sets()["samples"]
+    options = {"shape": (8,), "rule": rules.readout(), "samples": x, "numbers": numbers}
+    for y in (torch.zeros(200), torch.arange(200) % 2):
+        with pytest.raises(TpsgdError, match=r"none of [12] of the 3 classes \((dog, )?emu\)"):
+            tpsgd.export.c(
+                mlp(), tmp_path, labels=y.long(), classes=("cat", "dog", "emu"), **options
+            )
+    with pytest.raises(TpsgdError, match="a class from 0 to 2 for each of the samples, got 3"):
+        tpsgd.export.c(mlp(), tmp_path, labels=torch.arange(200) % 4, **options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_check_of_integers_takes_some_of_every_class(tmp_path, monkeypatch):
+    """Of more than a thousand samples in the order of their classes, too."""
+    measure, seen = check.accuracy_in_integers, []
+    monkeypatch.setattr(
+        check, "accuracy_in_integers", lambda *a: seen.append(a[2][1].bincount()) or measure(*a)
+    )
+    y = torch.arange(3).repeat_interleave(600)
+    x = torch.randn(1800, 8, generator=torch.Generator().manual_seed(0))
+    x[:, :3] += 4 * torch.nn.functional.one_hot(y, 3)
+    options = {"shape": (8,), "rule": rules.readout(), "samples": x, "numbers": "int8"}
+    checked = tpsgd.export.c(mlp(), tmp_path, labels=y, **options).checked
+    assert "on 1,000 of your samples" in checked and min(seen[0].tolist()) > 330
 
 
 def test_integers_that_are_right_too_seldom_are_refused(tmp_path):

@@ -119,12 +119,14 @@ def _check_local(rule: str | None) -> None:
 
 def _calibration(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:
     """Samples for calibration, and their labels; sequences of different lengths are left out."""
+    from tpsgd.data.split import of_every_class
     from tpsgd.nets.padded import Padded
 
     x, y = exporting.train
     if x is None or isinstance(x, Padded):
         return None, None
-    return x[:count], None if y is None else y[:count]
+    some = of_every_class(y, count)
+    return x[some], None if y is None else y[some]
 
 
 def _print(exporting: ModelToExport, exported: Any) -> None:

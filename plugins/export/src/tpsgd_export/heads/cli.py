@@ -27,14 +27,16 @@ def export_one_pass(
 ) -> None:
     """C99 that learns from each sample once: least squares on random features, without a rate."""
     from tpsgd import export
+    from tpsgd.data.split import of_every_class
 
     data = samples.load(seed)
     if data.targets or data.train[1].dim() > 1:
         raise TpsgdError("a head learns a class for each sample: tpsgd export c writes numbers")
+    some = of_every_class(data.train[1], CALIBRATION)
     with waiting("writing, compiling, and comparing it with ridge regression"):
         exported = export.one_pass(
             out, shape=data.shape, classes=data.classes, features=features, ram=ram, ridge=ridge,
-            forgetting=forgetting, spare=spare, samples=data.train[0][:CALIBRATION],
+            forgetting=forgetting, spare=spare, samples=data.train[0][some],
             inputs=data.inputs, seed=seed, name=name, overwrite=overwrite,
         )  # fmt: skip
     print(exported)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.data.split import of_every_class
 from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.fast.wrapper import wrapper
 from tpsgd.engine.learners.optimizers import adam, make_optimizer, sgd
@@ -282,7 +283,8 @@ def check_integers(
     """
     if compiler() is None:
         return NOT_RUN
-    x, labels = (values[:MOST] for values in labelled)
+    some = of_every_class(labelled[1], MOST)
+    x, labels = (values[some] for values in labelled)
     ours = accuracy_in_integers(net, texts, (x, labels), (x, labels), rate, EPOCHS)
     floats = copy.deepcopy(model)
     _fit(

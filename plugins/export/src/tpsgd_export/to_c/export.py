@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.common.files import write_together
 from tpsgd.common.output import check_new, output_folder
 from tpsgd.losses import Loss
@@ -27,7 +28,7 @@ from tpsgd_export.to_c.budget import check_budget
 from tpsgd_export.to_c.check import EPOCHS, LEAST, check, check_integers
 from tpsgd_export.to_c.codes import with_binary_codes, with_codes
 from tpsgd_export.to_c.inputs import with_inputs
-from tpsgd_export.to_c.integer_scales import integer_net
+from tpsgd_export.to_c.integer_scales import check_classes, integer_net
 from tpsgd_export.to_c.integer_source import integer_layout, integer_source
 from tpsgd_export.to_c.libraries import as_library, check_library
 from tpsgd_export.to_c.memory import FLOAT, layout
@@ -85,10 +86,12 @@ def c(
         ram: a budget such as "16KB", for the weights, the optimizer and the arena.
         seed: of the class codes.
         loss: of the last block, if not the rule's own; of numbers `mse`, `l1` or `huber`.
-        samples: inputs to calibrate readouts with; without them, the first batch does it.
-        labels: of the samples; integers need them. If they are real numbers, `(samples,)` or
-            `(samples, k)`, the net learns numbers, standardised by the mean and the deviation of
-            these; labels and predictions on the device have their units.
+        samples: inputs to calibrate readouts with, of all classes; without them, the first batch
+            does it.
+        labels: of the samples; integers need them. A class that they lack is an error. If they are
+            real numbers, `(samples,)` or `(samples, k)`, the net learns numbers, standardised by
+            the mean and the deviation of these; labels and predictions on the device have their
+            units.
         blocks: which layers learn together, by backprop inside of their block, as for `fit`:
             "layers", a block for each, or None, a depthwise convolution with the layer after it;
             how many layers each block has, or a number of blocks. A residual block is one layer.
@@ -134,6 +137,8 @@ def c(
     }  # fmt: skip
     learning, recipe = read_with_plain_scales(model, learning, shape, **settings)
     check_library(files, recipe, floats, name)
+    if recipe.targets is None:
+        _check_every_class(samples, labels, max(2, recipe.classes), classes or ())
     if not floats:
         refuse_joined(recipe, numbers)
     if frozen == "int8":
@@ -170,6 +175,22 @@ def c(
     with output_folder(Path(folder), tuple(written), overwrite) as path:
         paths = write_together({path / name: text.encode() for name, text in written.items()})
     return Exported(paths, checked, memory=memory, note=meaning.note(f"{name}_scale"))
+
+
+def _check_every_class(samples: Any, labels: Any, classes: int, names: Sequence[str]) -> None:
+    """Refuse samples whose labels lack a class, of which they show nothing."""
+    if samples is None or labels is None:
+        return
+    y = np.asarray(labels)
+    y = y.argmax(1) if y.ndim == 2 and y.shape[1] > 1 else y.ravel()
+    check_classes(y, len(samples), classes)
+    if missing := sorted({*range(classes)} - {*y.tolist()}):
+        words = dict(enumerate(names))
+        listed = shortened(", ".join(str(words.get(i, i)) for i in missing), 60)
+        raise TpsgdError(
+            f"the samples have none of {len(missing)} of the {classes} classes ({listed}): a net is"
+            " calibrated and checked with some of every class, chosen at random"
+        )
 
 
 def as_rule(rule: Any) -> Any:

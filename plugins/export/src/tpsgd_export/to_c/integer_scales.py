@@ -198,11 +198,11 @@ def _calibration(
         )
     if not np.isfinite(x).all():
         raise TpsgdError("calibration samples have numbers that are not finite")
-    _check_classes(y, len(x), recipe.classes)
+    check_classes(y, len(x), recipe.classes)
     return x.reshape(len(x), -1), y.astype(np.int64)
 
 
-def _check_classes(y: NDArray[Any], samples: int, classes: int) -> None:
+def check_classes(y: NDArray[Any], samples: int, classes: int) -> None:
     """Refuse labels that are no class, or more or fewer than the samples."""
     numbers = y.dtype.kind in "buif"
     wrong = y[~((y >= 0) & (y < classes))] if numbers else y

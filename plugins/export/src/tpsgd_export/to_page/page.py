@@ -16,6 +16,7 @@ from tpsgd.common.files import write_whole
 from tpsgd.common.names import printable, safe
 from tpsgd.common.output import check_new
 from tpsgd.data.dataset import Data
+from tpsgd.data.split import of_every_class
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
@@ -91,7 +92,7 @@ def page(
     check_new(path, overwrite)
     learning, recipe = read_with_plain_scales(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
-        samples=torch.as_tensor(data.train[0][:CALIBRATION]),
+        samples=_calibration(data),
     )  # fmt: skip
     refuse_joined(recipe, "a page")
     recipe = with_codes(recipe, "auto")
@@ -122,8 +123,13 @@ def page_head(recipe: StepRecipe, data: Data, seed: int) -> HeadRecipe:
     """The head that learns in one pass next to the net, on features of the samples themselves."""
     return HeadRecipe(
         recipe.inputs, ONE_PASS, recipe.classes, recipe.spare, seed=seed % (1 << 32),
-        scale=unit_scale(recipe.inputs, ONE_PASS, torch.as_tensor(data.train[0][:CALIBRATION])),
+        scale=unit_scale(recipe.inputs, ONE_PASS, _calibration(data)),
     )  # fmt: skip
+
+
+def _calibration(data: Data) -> torch.Tensor:
+    """Training samples of all classes."""
+    return torch.as_tensor(data.train[0][of_every_class(data.train[1], CALIBRATION)])
 
 
 def _check(path: Path, data: Any, lr: Any) -> None:
