@@ -131,6 +131,27 @@ def test_evaluate_prints_figures_per_class_and_the_matrix(says, monkeypatch):
     assert code == 2 and "FILE.png or FILE.svg" in err
 
 
+def test_evaluate_leaves_the_matrix_of_too_many_classes_out(says, monkeypatch):
+    says(*TRAIN)
+    monkeypatch.setattr("tpsgd.engine.confusion.MOST_CLASSES", 1)
+    words = ("evaluate", "model", "--data", "pets.csv")
+    code, out, _ = says(*words)
+    assert code == 0 and out.startswith("accuracy ") and "2 classes are too many for a ta" in out
+    record = json.loads(says(*words, "--json")[1])
+    assert record.keys() == {"accuracy", "samples", "data"} and record["samples"] == 60
+    code, _, error = says(*words, "--plot", "matrix.png")
+    assert code == 2 and "2 classes are too many for a confusion matrix" in error
+
+
+def test_names_of_classes_that_are_no_text_are_printed_as_their_numbers(says):
+    says(*TRAIN)
+    trained = tpsgd.load("model")
+    trained.run.model = trained.model
+    trained.run.save("odd", classes=("a\ud800", "b"), inputs=trained.inputs)
+    code, out, _ = says("predict", "odd", "--data", "pets.csv")
+    assert code == 0 and "p(a\\ud800)" in out
+
+
 def test_a_model_is_not_replaced_unless_asked_and_that_is_said_before_training(says, monkeypatch):
     assert says(*TRAIN)[0] == 0
     before = Path("model/model.json").read_bytes()

@@ -118,6 +118,33 @@ def test_a_wide_matrix_becomes_its_worst_pairs():
     assert "true \\ predicted" in Confusion(((3, 1), (0, 2)), ("a", "b")).text(80)
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("size", [2, 25, 100])
+def test_long_names_lose_their_middle_and_the_text_stays_within_the_width(width, size):
+    counts = tuple(tuple(10 * (i == j) + (i + 1 == j) for j in range(size)) for i in range(size))
+    text = Confusion(counts, tuple(f"first {'x' * 150} {i} last" for i in range(size))).text(width)
+    assert max(map(len, text.splitlines())) <= width and "1 last " in text
+    assert len(text.splitlines()) < 50
+
+
+def test_too_many_classes_are_refused_before_memory_is_taken(tmp_path):
+    model = nn.Linear(2, 60_000)
+    with pytest.raises(TpsgdError, match="60,000 classes are too many for a confusion matrix"):
+        tpsgd.confusion(model, (torch.ones(3, 2), torch.arange(3)))
+    assert 0 <= tpsgd.evaluate(model, (torch.ones(3, 2), torch.arange(3))) <= 1
+    many = tpsgd.confusion(nn.Linear(2, 1500), (torch.ones(3, 2), torch.arange(3)))
+    assert many.samples == 3 and len(many.per_class) == 1500
+    with pytest.raises(TpsgdError, match="a heat map has at most 1,000 classes, not 1,500"):
+        many.plot(tmp_path / "map.png")
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "a", None, True, 2**63])
+def test_a_batch_size_that_is_none_is_refused(batch_size):
+    for measure in (tpsgd.confusion, tpsgd.evaluate):
+        with pytest.raises(TpsgdError, match="batch_size must be 1 or more, got"):
+            measure(nn.Identity(), (LOGITS, LABELS), batch_size=batch_size)
+
+
 def test_of_many_classes_the_worst_are_listed():
     size = 100
     counts = [[10 * (i == j) for j in range(size)] for i in range(size)]

@@ -121,6 +121,9 @@ def evaluate(
 
     Of numbers, R² and the mean absolute error of each column.
     """
+    from tpsgd.engine.confusion import MOST_CLASSES
+    from tpsgd.losses import IGNORED
+
     new.keep_apart(folder, plot=plot)
     if plot is not None:
         figures.check_file(plot := plot.expanduser(), "confusion matrix")
@@ -132,17 +135,23 @@ def evaluate(
             raise TpsgdError("numbers have no confusion matrix: leave --plot out")
         _show_numbers(trained, (samples.x, samples.y), new.data, as_json)
         return
+    pair, many = (samples.x, samples.y), len(trained.classes) > MOST_CLASSES and plot is None
     with waiting("testing"):
-        result = trained.confusion((samples.x, samples.y))
-    if plot is not None:
+        result = None if many else trained.confusion(pair)
+        accuracy = trained.evaluate(pair) if result is None else result.accuracy
+    if result is not None and plot is not None:
         result.plot(plot)
+    count = int((samples.y != IGNORED).sum())
     if as_json:
-        record = {"accuracy": result.accuracy, "samples": result.samples, "data": new.data}
-        print(json.dumps(record | result.as_dict()))
+        record = {"accuracy": accuracy, "samples": count, "data": new.data}
+        print(json.dumps(record | (result.as_dict() if result else {})))
         return
     noun = "samples" if samples.y.dim() == 1 else "labels"
-    print(f"accuracy {result.accuracy:.2%} of {result.samples:,} {noun} ({new.data})\n")
-    print(result.text(shutil.get_terminal_size().columns))
+    print(f"accuracy {accuracy:.2%} of {count:,} {noun} ({new.data})\n")
+    if result is None:
+        print(f"{len(trained.classes):,} classes are too many for a table")
+    else:
+        print(result.text(shutil.get_terminal_size().columns))
 
 
 def _show_numbers(trained: "tpsgd.Trained", pair: Any, data: str, as_json: bool) -> None:
@@ -192,7 +201,7 @@ def _table(trained: "tpsgd.Trained", samples: "NewSamples", answers: Any, shares
             cells.append((f"p({name})", [f"{share:.6g}" for share in column]))
     table = csv.writer(stream := io.StringIO(), lineterminator="\n")
     table.writerows([[head for head, _ in cells], *zip(*(c for _, c in cells), strict=True)])
-    return stream.getvalue().encode()
+    return stream.getvalue().encode(errors="backslashreplace")  # names of classes may be no text
 
 
 def _arrays(trained: "tpsgd.Trained", samples: "NewSamples", answers: Any, shares: Any) -> bytes:

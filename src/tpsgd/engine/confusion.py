@@ -17,6 +17,8 @@ from tpsgd.engine.evaluate import answers, cut_of
 
 # The most classes that have a line in a table, numbers in a heat map, and names at its axes.
 LISTED, NUMBERED, NAMED = 30, 15, 40
+MOST_CLASSES, DRAWN = 4096, 1000  # of a matrix, which then takes 128 MB, and of a heat map
+FIGURES = 31, 25  # characters that the figures take in a table of classes, and of pairs of them
 
 
 class Mistake(NamedTuple):
@@ -64,9 +66,10 @@ class Confusion:
     @property
     def per_class(self) -> list[ClassFigures]:
         """The figures of each class, in the order of the classes."""
-        rows = []
-        for i, (name, row) in enumerate(zip(self.classes, self.counts, strict=True)):
-            samples, predictions = sum(row), sum(other[i] for other in self.counts)
+        rows, predicted = [], map(sum, zip(*self.counts, strict=True))
+        each = zip(self.classes, self.counts, predicted, strict=True)
+        for i, (name, row, predictions) in enumerate(each):
+            samples = sum(row)
             recall = row[i] / samples if samples else None
             precision = row[i] / predictions if predictions else None
             rows.append(ClassFigures(name, samples, predictions, recall, precision))
@@ -103,6 +106,8 @@ class Confusion:
         from matplotlib.figure import Figure
 
         figures.check_file(file := Path(file), "confusion matrix")
+        if len(self.classes) > DRAWN:
+            raise TpsgdError(f"a heat map has at most {DRAWN:,} classes, not {len(self.classes):,}")
         side = min(12.0, max(4.0, 1.8 + 0.42 * len(self.classes)))
         with rc_context(figures.LOOK):
             figure = Figure(figsize=(side, side), layout="constrained")
@@ -110,27 +115,42 @@ class Confusion:
             return figures.write(figure, file)
 
     def text(self, width: int = 80) -> str:
-        """The figures per class, and the matrix if it fits the width, else the worst pairs."""
+        """The figures per class, and the matrix if it fits the width, else the worst pairs.
+
+        Of many classes, those of the least recall; long names lose their middle.
+        """
         rows, head = self.per_class, ""
+        of_classes, of_pairs = (max(3, width - most) for most in FIGURES)
         if len(rows) > LISTED:
             rows = sorted(rows, key=lambda c: 2 if c.recall is None else c.recall)[:LISTED]
             head = f"the {LISTED} of {len(self.classes):,} classes with the least recall:\n"
         lines = [("class", "samples", "recall", "precision")]
         for c in rows:
-            lines.append((c.name, f"{c.samples:,}", _percent(c.recall), _percent(c.precision)))
-        tables, cells = [head + columns(lines)], [("true \\ predicted", *self.classes)]
-        for name, row in zip(self.classes, self.counts, strict=True):
-            cells.append((name, *(str(count or "·") for count in row)))
-        matrix = columns(cells)
-        if max(map(len, matrix.splitlines())) <= width:
+            figures = f"{c.samples:,}", _percent(c.recall), _percent(c.precision)
+            lines.append((_shortened(c.name, of_classes), *figures))
+        tables = [head + columns(lines)]
+        if matrix := self._matrix(width):
             tables.append(matrix)
         elif mistakes := self.mistakes(10):
-            pairs = [(p.true, p.predicted, str(p.samples), f"{p.share:.1%}") for p in mistakes]
+            pairs = [
+                (*(_shortened(n, of_pairs // 2) for n in p[:2]), str(p.samples), f"{p.share:.1%}")
+                for p in mistakes
+            ]
             names = ("true class", "predicted as", "samples", "of the class")
             tables.append("most confused:\n" + columns([names, *pairs]))
         return "\n\n".join(tables)
 
     __str__ = text
+
+    def _matrix(self, width: int) -> str:
+        """The counts as a table, if it fits the width and its rows are not too many."""
+        if len(self.classes) > LISTED:
+            return ""
+        cells = [("true \\ predicted", *self.classes)]
+        for name, row in zip(self.classes, self.counts, strict=True):
+            cells.append((name, *(str(count or "·") for count in row)))
+        matrix = columns(cells)
+        return matrix if max(map(len, matrix.splitlines())) <= width else ""
 
 
 @torch.no_grad()
@@ -163,14 +183,20 @@ def confusion(
         a                 2  ·
         b                 1  1
     """
-    total, cut = torch.zeros((), dtype=torch.long), cut_of(model)
+    total, cut = torch.zeros(0, dtype=torch.long), cut_of(model)
     for out, y, target in answers(model, data, batch_size):
         if target.numbers:
             raise TpsgdError("y has numbers, not classes: tpsgd.evaluate gives R² of them")
         predicted = out.max(1).indices if out.shape[1] > 1 else (out[:, 0] > cut).long()
         count = max(2, out.shape[1])
+        if count > MOST_CLASSES:
+            raise TpsgdError(
+                f"{count:,} classes are too many for a confusion matrix, of {MOST_CLASSES:,} at "
+                "most: tpsgd.evaluate gives the accuracy"
+            )
         pairs = _class_numbers(y) * count + predicted
-        total = total + torch.bincount(pairs, minlength=count * count).view(count, count)
+        total = total if len(total) else pairs.new_zeros(count, count)
+        total.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
     names = tuple(map(str, classes)) or tuple(map(str, range(len(total))))
     if len(names) != len(total):
         raise TpsgdError(f"the model has {len(total)} classes, but {len(names)} names were given")
@@ -187,6 +213,12 @@ def _class_numbers(y: Tensor) -> Tensor:
             "a sample has several classes: a confusion matrix needs one class per sample"
         )
     return y.max(1).indices
+
+
+def _shortened(name: str, most: int) -> str:
+    """A name without its middle, if it is long; the ends of names tell them apart."""
+    end = (most - 1) // 2
+    return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
 
 
 def _percent(share: float | None) -> str:

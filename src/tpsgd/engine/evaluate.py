@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tpsgd import losses
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_whole
 from tpsgd.engine.settings import ProgressFunction
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
 from tpsgd.engine.sources.inputs import NO_LABEL, check_values, inputs, labels
@@ -182,8 +183,8 @@ def _rows(out: Tensor, y: Tensor, target: Target) -> tuple[Tensor, Tensor, Targe
 
 def form_for(model: nn.Module, batch_size: int) -> BatchForm:
     """The form of batches that a model evaluates."""
-    if batch_size < 1:
-        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
+    if not is_whole(batch_size, 1):
+        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size!r}")
     first = next(model.parameters(), torch.empty(0))
     modules = list(model.modules())
     return BatchForm(
