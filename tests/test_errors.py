@@ -568,6 +568,13 @@ BAD_SETTINGS = {
     "torch's function": ({"loss": nn.functional.mse_loss}, "loss must be .*mse_loss"),
     "torch's mean over outputs": ({"loss": nn.KLDivLoss()}, "loss must be .*sums over outputs"),
     "smoothed labels": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "smoothing"),
+    "a batch that is true": ({"batch_size": True}, "batch_size must be 1 or more, got True"),
+    "an endless batch": ({"batch_size": 10**400}, "batch_size must be 1 or more, got 1000"),
+    "an endless rate": ({"lr": 10**400}, "lr must be a number from 0 to 1000, got 1000"),
+    "an endless norm": ({"clip": 10**400}, "clip must be a positive number, .* got 1000"),
+    "an endless amount": ({"memory": "1e400GB"}, "'1e400GB' is no amount of memory"),
+    "endless bytes": ({"memory": 10**400}, "000 is no amount of memory: write 64MB"),
+    "an endless device": ({"device": 10**400}, "unknown device '1000"),
     "an order's name": ({"order": "sequential"}, "order must be .*'sequential'"),
     "an order that waits for a metric": (
         {"lr_schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
@@ -584,6 +591,34 @@ FOR_BACKPROP = (
 def test_bad_settings(case):
     settings, match = BAD_SETTINGS[case]
     refuses(match, mlp(6, 5, 3), **settings)
+
+
+ENDLESS = {  # numbers that no float and no 64 bits hold
+    "scale": lambda n: rules.readout(scale=n),
+    "features": lambda n: rules.readout(features=n),
+    "std": lambda n: tpsgd.projections.normal(n),
+    "alpha": lambda n: tpsgd.ridge(n),
+    "gamma": lambda n: tpsgd.rls(n),
+    "patience": lambda n: tpsgd.EarlyStopping(n),
+    "min_delta": lambda n: tpsgd.EarlyStopping(1, n),
+    "padding": lambda n: tpsgd.augment.crop(n),
+    "size": lambda n: tpsgd.augment.cutout(n),
+    "contrast": lambda n: tpsgd.augment.jitter(n),
+    "brightness": lambda n: tpsgd.augment.jitter(0.2, n),
+    "ratio": lambda n: tpsgd.augment.resized_crop(ratio=(1, n)),
+    "input_shape": lambda n: tpsgd.plan(mlp(6, 3), (n,)),
+    "samples": lambda n: tpsgd.plan(mlp(6, 3), (6,), samples=n),
+    "batch_size": lambda n: tpsgd.evaluate(mlp(6, 3), (X, Y), batch_size=n),
+    "shape": lambda n: tpsgd.export.c(mlp(6, 3), "none", shape=(n,)),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("number", [10**400, "a", math.nan], ids=["endless", "word", "nan"])
+def test_numbers_without_an_end_are_one_sentence(name, number):
+    with pytest.raises(TpsgdError, match=rf"\b{name}\b.* must be ") as caught:
+        ENDLESS[name](number)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", FOR_BACKPROP)

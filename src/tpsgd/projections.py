@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_real
 from tpsgd.maths.random import Key, splitmix64, streams
 
 PIECE, PIECES = 1 << 9, 64  # numbers drawn together, and pieces of a large P
@@ -46,6 +47,10 @@ class Projection:
     name: str
     rows: Callable[[Key, list[int], tuple[int, ...], torch.device], Tensor]
     std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not is_real(self.std):
+            raise TpsgdError(f"std must be a number, the deviation of codes, got {self.std!r}")
 
     def __call__(
         self,

@@ -49,6 +49,7 @@ from torch import Tensor
 
 from tpsgd import objectives
 from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.numbers import is_real, is_whole
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives, synchronised
@@ -415,8 +416,8 @@ class _Codes:
         self, name: str, objective: Callable[[Any], Objective], at: Place, about: str, **more: Any
     ) -> Rule:
         """A rule with an objective of P; `more` are fields of `Rule`."""
-        if self.features is not None and self.features < 1:
-            raise TpsgdError(f"features must be 1 or more, or None, got {self.features}")
+        if self.features is not None and not is_whole(self.features, 1):
+            raise TpsgdError(f"features must be 1 or more, or None, got {self.features!r}")
 
         def draw(site: Site) -> Objective:
             return self.draw(objective, site)
@@ -449,10 +450,10 @@ class _Readout:
     gain: float | None = None  # of learned codes; None: what `scale` gives
 
     def __post_init__(self) -> None:
-        if self.features is not None and self.features < 1:
-            raise TpsgdError(f"features must be 1 or more, got {self.features}")
+        if self.features is not None and not is_whole(self.features, 1):
+            raise TpsgdError(f"features must be 1 or more, got {self.features!r}")
         for name, number in (("scale", self.scale), ("gain", self.gain)):
-            if number is not None and not 0 < number < inf:
+            if number is not None and not (is_real(number) and number > 0):
                 raise TpsgdError(f"{name} must be a number over 0, got {number}")
         if self.gain is not None and (self.calibrated or self.scale is None or not self.learned):
             raise TpsgdError("gain= is for learned codes with a scale= that is not calibrated")

@@ -154,6 +154,10 @@ def test_scaling_with_statistics_of_the_training_samples(pets):
         {"scaling": {"shift": [1, 2, 3, 4]}},
         {"scaling": {"shift": [1, 2], "scale": [1, 2]}},
         {"scaling": {"shift": ["a"], "scale": [None]}},
+        {"scaling": {"shift": [10**400] * 4, "scale": [1] * 4}},
+        {"scaling": {"shift": [float("nan")] * 4, "scale": [1] * 4}},
+        {"imputation": {"values": [10**400] * 4}},
+        {"shape": [10**400]},
     ],
 )
 def test_inputs_that_make_no_sense_are_refused(pets, wrong):

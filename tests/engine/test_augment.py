@@ -119,6 +119,21 @@ def test_a_resized_crop_of_a_ramp_is_a_part_of_it():
     assert float(middle.min()) < 0.35 and float(middle.max()) > 0.65
 
 
+@pytest.mark.parametrize("reflect", [False, True])
+def test_a_shift_beyond_the_image_is_refused_before_memory_is_taken(reflect):
+    x = pictures()
+    assert crop(7 if reflect else 10, reflect)(x).shape == x.shape
+    for padding in (11, 10**9):
+        with pytest.raises(TpsgdError, match=f"crop cannot .* {padding} pixels of 8 x 10: take"):
+            crop(padding, reflect)(x)
+
+
+@pytest.mark.parametrize("scale", [5, (1, 2, 3), ("a", 1), None, (0.5, 2), (float("nan"), 1)])
+def test_shares_of_a_resized_crop_that_are_none(scale):
+    with pytest.raises(TpsgdError, match="resized_crop's scale must be two shares"):
+        resized_crop(scale)
+
+
 def test_the_ratio_of_a_resized_crop():
     """Twice as wide as high, an eighth of the area: a quarter of the height, half of the width."""
     down, across = torch.linspace(0, 1, 40)[:, None], torch.linspace(0, 1, 40)[None]

@@ -81,6 +81,8 @@ def test_a_feature_that_float32_has_no_digits_for_is_a_warning(tmp_path):
         ({"scaling": {"shift": [1, 2], "scale": [1, 2]}}, None, "each of the 3 features"),
         ({"scaling": {"shift": [1.0], "scale": [0.0]}}, None, "other than 0"),
         ({"scaling": {"shift": ["a"], "scale": [0.0]}}, None, "without numbers"),
+        ({"scaling": {"shift": [10**400], "scale": [1.0]}}, None, "without numbers"),
+        ({"scaling": {"shift": [1e300], "scale": [1.0]}}, None, "a finite shift"),
         ([3], None, "data.inputs"),
         ({"shape": [3], "foo": 1}, None, "inputs= has 'foo'"),
         (None, ("a", "b"), "2 names"),

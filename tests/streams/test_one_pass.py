@@ -188,6 +188,7 @@ def test_refused_samples_settle_nothing():
 
 REFUSED = {
     "features must be": lambda: OnePass(-1),
+    "features must be a whole number from 0 to 1,048,576": lambda: OnePass(10**12),
     "seed must be": lambda: OnePass(seed="a"),
     "classes must be a list": lambda: OnePass(classes=3),
     r"evaluate takes \(x, y\)": lambda: learned().evaluate(3),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import printable
+from tpsgd.common.numbers import is_whole
 
 LARGEST = 1e18  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -27,7 +28,7 @@ def as_bytes(text: str | int) -> int:
         >>> as_bytes("1.5 KB")
         1536
     """
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+    if isinstance(text, int) and is_whole(text, 1):
         return text
     match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
     number = float(match[1]) if match else 0.0

@@ -109,7 +109,8 @@ def _check_inputs(inputs: Mapping[str, Any]) -> None:
         fits &= all(isinstance(name, str) for name in names)
         fits &= ("shift" in scaling) == ("scale" in scaling) and isinstance(scaling, dict)
         fits &= values.shape == (len(columns) if imputation else 0,)
-        fits &= bool(np.isfinite(values).all())
+        each = [values, *(np.array(scaling.get(key, []), np.float64) for key in ("shift", "scale"))]
+        fits &= all(bool(np.isfinite(statistics).all()) for statistics in each)
     except (AttributeError, OverflowError, TypeError, ValueError):
         fits = False
     if not fits:

@@ -20,7 +20,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
     """A device that tensors can be made on, with its number ("cuda" becomes "cuda:0")."""
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         raise TpsgdError(f"unknown device {str(device)!r}: write cpu, cuda or cuda:1") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise TpsgdError(f"device {resolved} was asked for, but torch sees no GPU here")

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tpsgd import losses
-from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError, shortened, suggestion
+from tpsgd.common.numbers import is_real, is_whole
 from tpsgd.common.units import as_bytes, size
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.learners.regularised import Regularised
@@ -45,6 +46,10 @@ class EarlyStopping:
 
     patience: int = 2
     min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not is_real(self.patience) or not is_real(self.min_delta):
+            raise TpsgdError(f"patience and min_delta must be numbers, got {shortened(self)}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ class Settings:
         """Settings, whether each has a value that it may have, and what it must be."""
 
         def positive(number: Any) -> bool:
-            return number is None or (isinstance(number, int) and number >= 1)
+            return number is None or (isinstance(number, int) and is_whole(number, 1))
 
         functions = isinstance(self.callbacks, (list, tuple)) and all(map(callable, self.callbacks))
         curve = callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)
@@ -225,7 +230,8 @@ class Settings:
              "torch.bfloat16 or None (float16 needs its loss scaled against underflow)"),
             ("weight_decay", isinstance(self.weight_decay, (int, float))
              and 0 <= self.weight_decay < 1, "a number from 0 to below 1"),
-            ("clip", self.clip is None or (isinstance(self.clip, (int, float)) and self.clip > 0),
+            ("clip", self.clip is None
+             or ((is_real(self.clip) or isinstance(self.clip, float)) and self.clip > 0),
              "a positive number, the largest norm of a block's gradients, or None"),
             ("blocks", blocks,
              "a number of blocks, 'auto', 'layers', or a list of the numbers of layers in each"),

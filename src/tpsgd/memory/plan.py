@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_whole
 from tpsgd.common.units import columns, size
 from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.learners.backprop import Backprop
@@ -244,7 +245,7 @@ def _inputs(
     settings: Settings,
 ) -> Inputs:
     """What samples will look like; mistakes that `fit` would learn of from its data are refused."""
-    if not isinstance(samples, int) or samples < 0:
+    if not is_whole(samples):
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
     if settings.device is not None and not str(settings.device).startswith("cuda"):
         resolve_device(settings.device)
@@ -253,7 +254,7 @@ def _inputs(
     several = isinstance(shape, tuple) and any(isinstance(n, (tuple, *arrays)) for n in shape)
     if several or isinstance(shape, arrays):
         return Inputs.of(samples_of(model, shape), samples, target)
-    if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
+    if not isinstance(shape, Sequence) or not all(is_whole(n, 1) for n in shape):
         text = shorten(repr(shape), 40)
         raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
     return Inputs(tuple(shape), dtype or _dtype(model, shape), samples, {}, target)

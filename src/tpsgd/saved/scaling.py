@@ -56,7 +56,7 @@ def _of_features(function: Callable[[Any], Any], x: Any) -> Any:
         return Padded(data * is_step.view(*is_step.shape, *[1] * (x.dim() - 2)), x.lengths)
     try:
         return function(np.asarray(x))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         shape = f"samples of shape {tuple(x.shape[1:])}"
         problem = "cannot be scaled as those that the model was trained on"
         raise TpsgdError(f"{shape} {problem} ({error}).") from error

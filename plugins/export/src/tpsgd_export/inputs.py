@@ -88,10 +88,11 @@ def _scaling(
         return (), ()
     try:
         shift, scale = (np.array(scaling[key], np.float64).ravel() for key in ("shift", "scale"))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise TpsgdError("inputs= has a scaling without numbers for shift and scale") from None
     fits = len(shift) == len(scale) and len(shift) in (1, features)
-    rounded = [values.astype(np.float32) for values in (shift, scale)]
+    with np.errstate(over="ignore"):
+        rounded = [values.astype(np.float32) for values in (shift, scale)]
     if not fits or not np.isfinite(rounded).all() or not rounded[1].all():
         raise TpsgdError(
             f"inputs= must have a finite shift, and a scale other than 0, for each of the "

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tpsgd import losses
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.common.names import safe
+from tpsgd.common.numbers import is_whole
 from tpsgd.engine.spec import rules_for
 from tpsgd.losses import Loss, bce, cross_entropy, huber, l1, mse
 from tpsgd.maths.pooling import cells
@@ -195,8 +196,9 @@ def _over_time(block: Block, x: Tensor) -> Tensor:
 def check_shape(shape: Any) -> Shape:
     """The shape of one sample."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
-    if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise TpsgdError(f"shape must be a sample's, such as (64,) or (1, 28, 28), got {shape}")
+    if not sizes or not all(is_whole(n, 1) for n in sizes) or prod(sizes) >= 1 << 31:
+        got = shortened(shape)
+        raise TpsgdError(f"shape must be a sample's, such as (64,) or (1, 28, 28), got {got}")
     return sizes
 
 

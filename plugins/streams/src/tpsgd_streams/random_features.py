@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_whole
 from tpsgd.maths.random import Key
 from tpsgd.nets.modes import evaluating
 from tpsgd.projections import binary
 
 AT_A_TIME = 1024  # samples whose features are in memory
+MOST = 1 << 20  # features, of whose products there is a matrix of 8 TB
 LARGEST = 1e30  # whose products over many samples are no infinity
 
 
@@ -52,8 +54,8 @@ class RandomFeatures:
     def __init__(
         self, width: int, seed: int, encoder: Callable[[Any], Any] | None, direct: bool = False
     ) -> None:
-        if not isinstance(width, int) or width < 0:
-            raise TpsgdError(f"features must be a whole number, 0 or more, got {width!r}")
+        if not is_whole(width) or width > MOST:
+            raise TpsgdError(f"features must be a whole number from 0 to {MOST:,}, got {width!r}")
         if not isinstance(seed, int):
             raise TpsgdError(f"seed must be a whole number, got {seed!r}")
         if encoder is not None and not callable(encoder):

@@ -120,6 +120,8 @@ class Stream(OneSample):
             raise TpsgdError(f"a stream needs an nn.Module, got {type(model).__name__}")
         if rehearsal is not None and not isinstance(rehearsal, Rehearsal):
             raise TpsgdError(f'rehearsal must be tpsgd.Rehearsal("100KB"), got {rehearsal!r}')
+        if classes is not None and not isinstance(classes, Sequence):
+            raise TpsgdError(f"classes must be a list of names, got {classes!r}")
         if on_drift is not None and drift is None:
             raise TpsgdError("on_drift, a function of the stream, needs a detector, drift=")
         self._settings = Settings(

@@ -19,11 +19,11 @@ errors grow when inputs are correlated. A is d x d for d inputs, whatever the nu
 After n samples the weights are those of `ridge(gamma / n)`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_real
 
 __all__ = ["SOLVERS", "Recursive", "Ridge", "ridge", "rls"]
 
@@ -65,7 +65,7 @@ def ridge(alpha: float | None = None) -> Any:
         >>> tpsgd.evaluate(model, (x, y))
         1.0
     """
-    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 <= alpha < math.inf):
+    if alpha is not None and not (is_real(alpha) and alpha >= 0):
         raise bad_penalty("alpha must be a number, 0 or more", alpha, "ridge")
     return Ridge(alpha)
 
@@ -108,7 +108,7 @@ def rls(gamma: float = 1.0) -> Any:
         >>> tpsgd.evaluate(model, (x, y)) > 0.9
         True
     """
-    if not (isinstance(gamma, (int, float)) and 0 < gamma < math.inf):
+    if not (is_real(gamma) and gamma > 0):
         raise bad_penalty("gamma must be a number, more than 0", gamma, "rls")
     return Recursive(gamma)
 

@@ -11,7 +11,7 @@ function `x -> x` works too; if it uses torch's generator, which `fit` seeds, it
 kind of device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.numbers import is_real, is_whole
 from tpsgd.engine.sources.batches import DerivedSource
 from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.maths.random import Key, splitmix64, streams_of
@@ -65,7 +66,7 @@ def flip(p: float = 0.5) -> Augmentation:
         >>> flip(1.0)(torch.tensor([[[[1.0, 2.0]]]])).tolist()
         [[[[2.0, 1.0]]]]
     """
-    _require(_is_number(p) and 0 <= p <= 1, "flip's p must be a probability from 0 to 1", p)
+    _require(is_real(p) and 0 <= p <= 1, "flip's p must be a probability from 0 to 1", p)
 
     def change(x: Tensor, u: Tensor) -> Tensor:
         return torch.where((u[0] < p)[:, None, None, None], x.flip(-1), x)
@@ -75,14 +76,14 @@ def flip(p: float = 0.5) -> Augmentation:
 
 def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
     """Shift by up to `padding` pixels each way; new pixels are zero, or mirrored with `reflect`."""
-    whole = isinstance(padding, int) and padding >= 0
-    _require(whole, "crop's padding must be pixels, 0 or more", padding)
+    _require(is_whole(padding), "crop's padding must be pixels, 0 or more", padding)
 
     def change(x: Tensor, u: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        if reflect and padding >= min(height, width):
+        if padding > (min(height, width) - 1 if reflect else max(height, width)):
+            change = "mirror" if reflect else "shift by"
             raise TpsgdError(
-                f"crop cannot mirror {padding} pixels of {height} x {width}: take fewer"
+                f"crop cannot {change} {padding} pixels of {height} x {width}: take fewer"
             )
         top, left = (u * (2 * padding + 1)).long()
         if reflect and channels_last(x):  # where torch's padding is slow
@@ -112,8 +113,7 @@ def _mirrored(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
 
 def cutout(size: int) -> Augmentation:
     """Set a square of `size` pixels, which lies inside the image, to zero."""
-    whole = isinstance(size, int) and size >= 1
-    _require(whole, "cutout's size must be pixels, 1 or more", size)
+    _require(is_whole(size, 1), "cutout's size must be pixels, 1 or more", size)
 
     def change(x: Tensor, u: Tensor) -> Tensor:
         if size > min(x.shape[2:]):
@@ -137,10 +137,11 @@ def resized_crop(
 
     `ratio` is the range of width to height (torchvision: 3/4 to 4/3), as far as the image allows.
     """
-    (small, large), (narrow, wide) = scale, ratio
-    shares = 0 < small <= large <= 1
+    rising = [_are_rising(pair) for pair in (scale, ratio)]
+    shares = rising[0] and scale[1] <= 1
     _require(shares, "resized_crop's scale must be two shares, 0 < low <= high <= 1", scale)
-    _require(0 < narrow <= wide, "resized_crop's ratio must be two numbers, 0 < low <= high", ratio)
+    _require(rising[1], "resized_crop's ratio must be two numbers, 0 < low <= high", ratio)
+    (small, large), (narrow, wide) = scale, ratio
 
     def change(x: Tensor, u: Tensor) -> Tensor:
         side = (small + (large - small) * u[0]).sqrt()
@@ -163,7 +164,7 @@ def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
     Mean and deviation are the image's, so that it does not matter how the data is scaled.
     """
     for name, value in (("contrast", contrast), ("brightness", brightness)):
-        positive = _is_number(value) and value >= 0
+        positive = is_real(value) and value >= 0
         _require(positive, f"jitter's {name} must be a number, 0 or more", value)
 
     def change(x: Tensor, u: Tensor) -> Tensor:
@@ -221,8 +222,14 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+def _are_rising(pair: Any) -> bool:
+    """Whether a value is two numbers above 0, the second one not smaller."""
+    return (
+        isinstance(pair, Sequence)
+        and len(pair) == 2
+        and all(map(is_real, pair))
+        and 0 < pair[0] <= pair[1]
+    )
 
 
 def _require(holds: bool, sentence: str, value: Any) -> None:
