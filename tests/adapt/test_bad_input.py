@@ -212,6 +212,12 @@ def test_memory_is_counted_over_all_taps(monkeypatch):
     assert adapt.encode(backbone, vectors(), ["t0", "t1"]).nbytes == 1920
 
 
+@pytest.mark.parametrize("y", [[], [0.0, float("nan")], [-1, 0]])
+def test_shots_of_what_are_no_classes(y):
+    with pytest.raises(TpsgdError, match="y must be classes, whole numbers from 0"):
+        shots(torch.tensor(y), 1)
+
+
 def test_shots_of_soft_labels():
     y = torch.eye(3)[torch.arange(12) % 3]
     assert y[shots(y, 2)].sum(0).tolist() == [2, 2, 2]

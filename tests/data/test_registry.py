@@ -103,3 +103,20 @@ def test_sequence_sets_are_described(root):
     assert rows["eeg"][1:4] == ("3450 + 1150", "45 x 1", "2")
     assert rows["tweets"].shape == "15 of 1000" and rows["tweets-vectors"].shape == "15 x 100"
     assert rows["ucf101"].classes == "101"
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in DATASETS.values() if entry.files])
+@pytest.mark.parametrize("kind", ["half there", "empty", "folders"])
+def test_a_set_that_is_damaged_is_one_sentence(root, refused, name, kind):
+    """One file of several, files without content, and folders with the names of files."""
+    entry = DATASETS[name]
+    for file in entry.files[:1] if kind == "half there" else entry.files:
+        path = root / entry.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "folders":
+            path.mkdir()
+        else:
+            path.write_bytes(b"")
+    sentence = refused(name, str(root))
+    if kind == "half there" and len(entry.files) > 1:
+        assert entry.files[-1] in sentence

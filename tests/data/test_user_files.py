@@ -216,9 +216,18 @@ def zipped(file, shape, content, kind=zipfile.ZIP_DEFLATED):
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-def test_a_header_that_claims_more_than_the_file_has_is_refused(refused, tmp_path, kind):
-    file = zipped(tmp_path / "own.npz", (20, 350_000_000), bytes(400), kind)
+@pytest.mark.parametrize("shape", [(20, 350_000_000), (20, 10**12), (2**62, 2**62), (-4, -5)])
+def test_a_header_that_claims_more_than_the_file_has_is_refused(refused, tmp_path, kind, shape):
+    file = zipped(tmp_path / "own.npz", shape, bytes(400 if shape[0] > 0 else 80), kind)
     refused(file, "own.npz is not a complete .npz file")
+    with pytest.raises(TpsgdError, match=r"not a complete .npz file"):
+        read_new(file, inputs={}, classes=("0", "1"))
+
+
+@pytest.mark.parametrize("token", [2**62, 2**64 - 1])
+def test_tokens_that_no_embedding_has_room_for_are_refused(refused, tmp_path, token):
+    file = npz(tmp_path, tokens=np.full((20, 3), token, np.uint64), y=Y)
+    refused(file, f"the token {token} is too large; number tokens from 0")
 
 
 def test_zeros_that_would_fill_the_memory_are_refused_unread(refused, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from tpsgd.data import labels
 from tpsgd.data.dataset import BYTES, Array, RawData, converted, numbers, pixels, tokens
 from tpsgd.nets.padded import Padded
 
+MOST_TOKENS = 2**24  # different ones, of which an embedding has a vector each
 CHECKED_BYTES = 2**20  # bytes of x that are checked at a time: x may be a mapped file
 TABLES = "(samples, features), (samples, steps, features) or (samples, channels, height, width)"
 
@@ -149,6 +150,8 @@ def _vocabulary(source: str, samples: Sequence[Array]) -> int:
     size = int(samples[0].max()) + 1
     if (smallest := min(int(x.min()) for x in samples)) < 0:
         raise TpsgdError(f"{source}: the token {smallest} is negative; number tokens from 0.")
+    if size > MOST_TOKENS:
+        raise TpsgdError(f"{source}: the token {size - 1} is too large; number tokens from 0.")
     if (largest := int(samples[-1].max())) >= size:
         raise TpsgdError(
             f"{source}: tokens_test has the token {largest}, tokens end at {size - 1}."

@@ -74,6 +74,7 @@ def _mapped(file: Path, archive: zipfile.ZipFile, name: str) -> Any:
     with archive.open(info) as content:
         shape, is_fortran, dtype = _header(content)
         stored = info.compress_type == zipfile.ZIP_STORED
+        _check_whole(info, shape, dtype)
         if not stored or dtype.hasobject or not math.prod(shape):
             return None
         start = content.tell()
@@ -87,6 +88,12 @@ def _mapped(file: Path, archive: zipfile.ZipFile, name: str) -> Any:
         return np.asarray(np.memmap(stream, dtype, "r", start, shape, order))
 
 
+def _check_whole(info: zipfile.ZipInfo, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse a header that claims more than there is, before numpy asks for memory."""
+    if math.prod(shape) * dtype.itemsize > info.file_size and not dtype.hasobject:
+        raise ValueError("the array ends early")
+
+
 def _check_size(file: Path, archive: zipfile.ZipFile, names: list[str]) -> None:
     """Refuse compressed arrays whose headers, or whose zeros, ask for much more than is stored."""
     arrays: list[tuple[int, str]] = []
@@ -96,8 +103,6 @@ def _check_size(file: Path, archive: zipfile.ZipFile, names: list[str]) -> None:
         with archive.open(info) as content:
             shape, _, dtype = _header(content)
         count = math.prod(shape)
-        if count * dtype.itemsize > info.file_size and not dtype.hasobject:
-            raise ValueError("the array ends early")
         # bytes become float32, and text is copied once more
         nbytes = count * max(dtype.itemsize, 4) * (2 if dtype.kind == "U" else 1)
         became = f"{size(info.compress_size)} would become an array of {size(nbytes)}"

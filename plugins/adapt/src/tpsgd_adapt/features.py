@@ -173,6 +173,8 @@ def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
         tensor([0, 0, 1, 1])
     """
     classes = class_indices(tensor(y, "y")).cpu()
+    if classes.is_floating_point() or not len(classes) or classes.min() < 0:
+        raise TpsgdError("y must be classes, whole numbers from 0, of one sample or more")
     chosen = []
     for c in range(int(classes.max()) + 1):
         members = (classes == c).nonzero().flatten()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import Array, Dataset, Pair, RawData, tokens
+from tpsgd.data.dataset import Array, Dataset, Pair, RawData, readable, tokens
 from tpsgd.data.split import hold_out
 
 STEPS = 15
@@ -100,7 +100,8 @@ def _train_and_test(folder: Path, entry: Dataset) -> tuple[Pair, Pair, str]:
 
 def _read_tweets(file: Path) -> Pair:
     """The class is in column 1, the text in column 6; UTF-8 or, as published, Latin-1."""
-    content = file.read_bytes()
+    with readable(file, "a table of tweets", "get it again"):
+        content = file.read_bytes()
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -128,7 +129,8 @@ def _read_tweets(file: Path) -> Pair:
 def _read_glove(file: Path, vocabulary: set[str]) -> tuple[dict[str, int], Array]:
     """The ranks and vectors of these words, most frequent first as in the file; row 0 is zero."""
     vectors: dict[str, str] = {}
-    with file.open(encoding="utf-8", errors="replace") as stream:
+    opened = readable(file, "GloVe's vectors", "get it again")
+    with opened, file.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
             word, _, values = line.partition(" ")
             if word in vocabulary:
