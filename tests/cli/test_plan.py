@@ -61,6 +61,7 @@ def same(record: dict, plan: Plan) -> bool:
         ("--shape 8x --classes 2", "'8x' is no shape"),
         ("--shape 0x8 --classes 2", "'0x8' is no shape"),
         ("--shape -8 --classes 2", "'-8' is no shape"),
+        (f"--shape 1{400 * '0'} --classes 2", "GB, and"),
         ("--shape 8", "it goes with --classes"),
         ("--shape 8 --classes 0", "--classes"),
         ("--shape 8 --classes 2 --samples 0", "--samples"),

@@ -44,6 +44,7 @@ def size(count: float) -> str:
         >>> size(1536)
         '1.5 KB'
     """
+    count = min(count, LARGEST)  # a sum of whole numbers has no end
     for unit in ("B", "KB", "MB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
