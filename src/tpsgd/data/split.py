@@ -76,8 +76,11 @@ def of_every_class(y: Any, count: int | None, seed: int = 0) -> Any:
     of every class.
 
     Examples:
-        >>> of_every_class(np.array([0, 1, 1, 1]), 2), of_every_class(np.array([0, 0, 1, 1]), 2)
-        (slice(None, 2, None), array([False,  True,  True, False]))
+        >>> of_every_class(np.array([0, 1, 1, 1]), 2)
+        slice(None, 2, None)
+        >>> y = np.array([0, 0, 1, 1])
+        >>> y[of_every_class(y, 2)]
+        array([0, 1])
     """
     first = slice(count)
     if y is None or _has_no_shares(y := np.asarray(y)) or len(set(y[first])) == len(set(y)):
