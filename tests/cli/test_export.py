@@ -85,6 +85,18 @@ def test_samples_in_class_order_are_calibrated_and_checked_with_all_classes(
     assert status == 2 and "none of 1 of the 3 classes (r)" in error and not Path("two").exists()
 
 
+def test_a_head_and_a_page_measure_samples_of_all_classes(says, in_class_order, monkeypatch):
+    from tpsgd_export.to_page.page import _calibration
+
+    asked, one_pass = [], tpsgd.export.one_pass
+    monkeypatch.setattr(
+        tpsgd.export, "one_pass", lambda *a, **k: asked.append(k) or one_pass(*a, **k)
+    )
+    assert says("export", "one-pass", "--data", in_class_order, "--out", "head")[0] == 0
+    for x in (asked[0]["samples"], _calibration(tpsgd.data.load(in_class_order))):
+        assert len(x) == 256 and (x.max(0).values > 1).all()  # each class is far off in one column
+
+
 def test_integers_are_checked_at_the_rate_of_the_command_line(says):
     words = ("--data", "digits", "--numbers", "int8", "--rate", "0.02", "--least", "0.6")
     status, out, error = says("export", "c", "--model", "mlp:32", *words, "--out", "net")
