@@ -242,6 +242,12 @@ def test_rules_that_wait_for_the_output(tells):
     ]  # fmt: skip
 
 
+def test_a_rule_of_a_file(tells):
+    Path("own.py").write_text("from tpsgd import rules\n\ndef l1(): return rules.tpsgd_l1()\n")
+    record = tells(*SMALL, *LIGHT, "--rule", "own.py:l1")
+    assert [*accuracies(record)] == ["own.py:l1", "linear probe"]
+
+
 def test_fewer_samples(tells):
     record = tells(*SMALL, *LIGHT, "--max-train", "30")
     assert list(accuracies(record)) == [LEARNED, "linear probe"]

@@ -402,7 +402,7 @@ def test_rules_lists_every_word_and_its_source(says):
 
 
 def test_rules_of_plug_ins_are_listed_where_they_are_installed(says, monkeypatch):
-    monkeypatch.setattr(plugins, "names", lambda group: {"zorb", "somebodys"})
+    monkeypatch.setattr(plugins, "names", lambda group, own=(): {"zorb", "somebodys"})
     out = says("rules")[1]
     assert "zorb" in out and "dladmm" not in out and "of a plug-in" in out
 

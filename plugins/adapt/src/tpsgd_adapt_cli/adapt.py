@@ -172,10 +172,10 @@ def settings_of_rule(word: str) -> dict[str, Any]:
     """The settings of `adapt.fit` that train by a rule or by backprop; other words are refused."""
     from tpsgd.comparison.arms import entry
 
-    entry(word)
+    rule = entry(word).make()
     if word == "backprop":
         return {"method": tpsgd.fit_backprop}
-    if word not in tpsgd.rules.ALL or not (rule := tpsgd.rules.ALL[word].make()).head:
+    if not isinstance(rule, tpsgd.rules.Rule) or not rule.head:
         raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
     return {"rule": rule}
 
