@@ -27,7 +27,7 @@ from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.confusion import confusion
 from tpsgd.engine.learners.optimizers import adam, sgd
-from tpsgd.engine.record import Run
+from tpsgd.engine.record import Run, of_run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.saved.checkpoint import readable
@@ -138,7 +138,8 @@ class Session:
         """One restart of one arm: train and test, unless it has finished before."""
 
         def measure(seed: int, checkpoint: Values) -> Values:
-            settings = {**self.settings, "seed": seed, "progress": self._share(turn, result.arm)}
+            settings = of_run(self.settings, result.arm.name, seed)
+            settings["progress"] = self._share(turn, result.arm)
             settings = allowance.within(settings) | checkpoint
             trained = result.arm.train(self.factory, self.data.train, **settings)
             model, run = trained.models[0], trained.runs[0].as_dict()

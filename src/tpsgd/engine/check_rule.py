@@ -31,7 +31,7 @@ def check_rule(rule: Rule | str) -> None:
         >>> from tpsgd import rules
         >>> check_rule(rules.tpsgd_l2())
     """
-    rule = resolve(rule) if isinstance(rule, str) else rule
+    rule = resolve(rule) if isinstance(rule, str) else rule  # type: ignore[assignment]
     if not isinstance(rule, Rule):
         raise TpsgdError(f"check_rule takes a Rule or its name, got {type(rule).__name__}")
     with _named(rule.name):
