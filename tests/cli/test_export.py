@@ -75,6 +75,57 @@ def test_a_saved_model_is_exported_with_its_weights(says):
     assert "backprop" in Path("control/net.h").read_text()
 
 
+OWN = """
+from torch import nn
+
+from tpsgd import rules
+
+class Net(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(64, 8), act, nn.Linear(8, 10)
+    def forward(self, x):
+        return self.last(self.act(self.first(x.flatten(1))))
+
+def net():
+    return Net(nn.ReLU())
+
+def gelu():
+    return Net(nn.GELU())
+
+def l2():
+    return rules.tpsgd_l2()
+"""
+
+
+@pytest.mark.parametrize("command, out", [("c", "net"), ("onnx", "s.onnx"), ("page", "a.html")])
+def test_a_saved_model_of_your_own_is_exported_with_its_file(says, command, out):
+    if command == "page" and wasm.wasm_compiler() is None:
+        pytest.skip("no compiler for WebAssembly")
+    if command == "onnx":
+        pytest.importorskip("onnxruntime")
+    Path("own.py").write_text(OWN)
+    train = ("train", "--max-train", "200", "--epochs", "1", "--save", "model")
+    assert says(*train, "--model", "own.py:net")[0] == 0
+    words = ("export", command, "--model", "model", "--data", "digits", "--out", out)
+    assert "--factory own.py:net" in says(*words)[2]
+    status, printed, error = says(*words, "--factory", "own.py:net")
+    assert status == 0 and "tpsgd.fit" in printed and Path(out).exists(), error
+    for new in ("mlp:8", "own.py:net"):
+        refused = says("export", command, "--model", new, "--factory", "own.py:net", "--out", "b")
+        assert refused[0] == 2 and "--factory is for a saved model" in refused[2]
+
+
+def test_what_is_not_exported_of_your_own_is_named(says):
+    Path("own.py").write_text(OWN)
+    words = ("export", "c", "--data", "digits", "--out", "net", "--model")
+    sentence = "block 1 (first: Linear + GELU): GELU is not exported; of activations, ReLU"
+    assert sentence in says(*words, "own.py:gelu")[2]
+    status, printed, error = says(*words, "own.py:net", "--rule", "own.py:l2")
+    assert status == 0 and "run beside tpsgd.fit" in printed, error
+    assert "elm is no local rule with a step" in says(*words, "own.py:net", "--rule", "elm")[2]
+
+
 @pytest.mark.parametrize("command, out", [("page", "a.html"), ("onnx", "step.onnx")])
 def test_the_control_is_written_as_c_only(says, command, out):
     status, _, error = says("export", command, *SMALL, "--rule", "backprop", "--out", out)

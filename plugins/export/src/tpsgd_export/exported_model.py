@@ -66,6 +66,9 @@ class NetToExport:
     TITLE = "Net"
 
     model: str = setting("mlp:32", options.MODELS + " Or a folder of: tpsgd train --save.")
+    factory_file: str | None = setting(
+        None, "--model FOLDER: the FILE.py:FUNCTION that made it, if it was your own.", "--factory"
+    )
     activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid.")
     optimizer: str = setting(
         "sgd", "sgd, momentum (0.9) or adam.", choices=("sgd", "momentum", "adam")
@@ -89,12 +92,14 @@ class NetToExport:
 
         Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
         """
-        if Path(self.model).is_dir():
+        if Path(self.model).expanduser().is_dir():
             if samples.task or samples.label:
                 raise TpsgdError(
                     "--task and --label are for a fresh model: a saved one has its own"
                 )
             return self._saved(samples, rule, split, learned_codes)
+        if self.factory_file is not None:
+            raise TpsgdError("--factory is for a saved model: add --model FOLDER")
         if ":" not in self.model:
             raise TpsgdError(
                 f"there is no folder {self.model}: --model takes a folder of tpsgd train --save, "
@@ -118,7 +123,7 @@ class NetToExport:
     ) -> ModelToExport:
         from tpsgd import rules
 
-        trained = tpsgd.load(self.model)
+        trained = tpsgd.load(self.model, factory=self.factory_file)
         run, inputs = trained.run, trained.inputs
         seed = run.seed if self.seed is None else self.seed
         word = rule or (run.rule if run.rule in rules.ALL else DEFAULT)
@@ -157,13 +162,12 @@ class NetToExport:
         from tpsgd import rules
         from tpsgd.comparison.arms import entry
 
-        entry(rule)
+        make, scaled = entry(rule).make, rule in READOUTS and self.readout_scale is not None
         if rule == BACKPROP:
             return {"rule": rule, "optimizer": self.optimizer, "loss": loss, "seed": seed}
-        if rule not in rules.ALL:
-            raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
-        make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None
         chosen = make(scale=self.readout_scale) if scaled else make()
+        if not isinstance(chosen, rules.Rule):
+            raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
         return {"rule": chosen, "optimizer": self.optimizer, "loss": loss, "seed": seed}
 
 

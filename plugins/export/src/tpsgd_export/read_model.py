@@ -213,8 +213,11 @@ def _check_model(model: nn.Module, blocks: list[Block]) -> None:
     for dtype in {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}:
         word = str(dtype).removeprefix("torch.")
         raise TpsgdError(f"the model is in {word}: convert it with model.float()")
-    if any(map(hooked, model.modules())):
-        raise TpsgdError("hooks, such as those of weight_norm and pruning, are not exported")
+    if names := [name or type(m).__name__ for name, m in model.named_modules() if hooked(m)]:
+        raise TpsgdError(
+            f"hooks, such as those of weight_norm and pruning, are not exported: remove those of "
+            f"{', '.join(names)}"
+        )
     for block in reversed(blocks):
         if any(getattr(m, "reads_inputs", False) for m in block.modules):
             raise TpsgdError(
