@@ -284,7 +284,7 @@ def check_integers(
         return NOT_RUN
     x, labels = (values[:MOST] for values in labelled)
     ours = accuracy_in_integers(net, texts, (x, labels), (x, labels), rate, EPOCHS)
-    floats = copy.deepcopy(model)
+    floats = as_in(net.recipe, copy.deepcopy(model))
     _fit(
         floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
         order=simultaneous, blocks="layers", **options,
