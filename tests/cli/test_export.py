@@ -116,6 +116,23 @@ def test_a_saved_model_of_your_own_is_exported_with_its_file(says, command, out)
         assert refused[0] == 2 and "--factory is for a saved model" in refused[2]
 
 
+def test_a_diagonal_recurrence_is_exported_with_its_loss_at_the_last_step(says):
+    x = np.random.default_rng(0).normal(size=(60, 5, 3)).astype("float32")
+    np.savez("steps.npz", x=x, y=(x[:, 0, 0] > 0).astype(int))
+    words = ("--data", "steps.npz", "--model", "lru:4")
+    refused = says("export", "c", *words, "--out", "net")[2]
+    assert "train the net with --loss-at last or --loss-at every" in refused
+    for at in ("last", "every"):
+        status, out, error = says("export", "c", *words, "--loss-at", at, "--out", at)
+        assert status == 0 and "run beside tpsgd.fit" in out, error
+    train = ("train", *words, "--epochs", "1", "--loss-at", "last", "--save", "model")
+    assert says(*train)[0] == 0
+    assert says("export", "c", "--model", "model", "--out", "net")[0] == 0
+    again = says("export", "c", "--model", "model", "--loss-at", "every", "--out", "a")
+    assert "--loss-at are for a fresh model" in again[2]
+    assert "leave --loss-at out" in says("train", "--model", "model", *train[-4:-2], *words[:2])[2]
+
+
 def test_what_is_not_exported_of_your_own_is_named(says):
     Path("own.py").write_text(OWN)
     words = ("export", "c", "--data", "digits", "--out", "net", "--model")

@@ -168,6 +168,10 @@ class Model:
         None, "rnn: initial weights: zeros, uniform, scaled-uniform or reservoir."
     )
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
+    loss_at: str | None = setting(
+        None, "lru: where in time the local loss looks; a device learns by last or every.",
+        choices=("mean", "last", "every"), show_default="mean",
+    )  # fmt: skip
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
     head: str | None = setting(
         None, "Last layer; ridge: by least squares (rnn: the default).", choices=("adam", "ridge")
@@ -183,7 +187,7 @@ class Model:
         """A factory of models for samples of this shape, and how their last layer learns."""
         from tpsgd.zoo.words import factory
 
-        cells = {"init": self.init, "leak": self.leak}
+        cells = {"init": self.init, "leak": self.leak, "loss_at": self.loss_at}
         make = factory(self.model, shape, classes, self.activation, tokens=tokens, **cells)
         return make, self.head_of(make())
 
@@ -201,7 +205,8 @@ class Model:
         only_cells = ("rnn:" in self.model or "lru:" in self.model) and "+" not in self.model
         fixed = only_cells or self.model.startswith("vgg:")
         values = {"model": self.model, "activation": None if fixed else self.activation}
-        values |= {"init": self.init, "leak": self.leak, "head": None if head == "adam" else head}
+        values |= {"init": self.init, "leak": self.leak, "loss_at": self.loss_at}
+        values |= {"head": None if head == "adam" else head}
         return {name: value for name, value in values.items() if value is not None}
 
 

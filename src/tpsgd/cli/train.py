@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from tpsgd.engine.record import Run
     from tpsgd.zoo.words import Factory
 
-OF_NEW_MODELS = ("--activation", "--init", "--leak", "--scale", "--drop", "--impute", "--task")
+OF_NEW_MODELS = (
+    "--activation", "--init", "--leak", "--loss-at", "--scale", "--drop", "--impute", "--task",
+)  # fmt: skip
 OF_ALL_ARMS = ("--epochs", "--batch-size", "--seed")
 
 

@@ -70,6 +70,9 @@ class NetToExport:
         None, "--model FOLDER: the FILE.py:FUNCTION that made it, if it was your own.", "--factory"
     )
     activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid.")
+    loss_at: str | None = setting(
+        None, "lru: where in time the local loss looks: last or every.", choices=("last", "every")
+    )
     optimizer: str = setting(
         "sgd", "sgd, momentum (0.9) or adam.", choices=("sgd", "momentum", "adam")
     )
@@ -93,9 +96,9 @@ class NetToExport:
         Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
         """
         if Path(self.model).expanduser().is_dir():
-            if samples.task or samples.label:
+            if samples.task or samples.label or self.loss_at:
                 raise TpsgdError(
-                    "--task and --label are for a fresh model: a saved one has its own"
+                    "--task, --label and --loss-at are for a fresh model: a saved one has its own"
                 )
             return self._saved(samples, rule, split, learned_codes)
         if self.factory_file is not None:
@@ -110,7 +113,8 @@ class NetToExport:
         seed = self.seed or 0
         data = samples.load(seed)
         torch.manual_seed(seed)
-        factory, _ = options.Model(self.model, self.activation).factory_for(data)
+        fresh = options.Model(self.model, self.activation, loss_at=self.loss_at)
+        factory, _ = fresh.factory_for(data)
         word = rule or (DEFAULT if learned_codes else FIXED)
         settings = self._settings(word, seed)
         train, inputs = data.train, data.inputs
