@@ -7,6 +7,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 """
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -99,6 +100,25 @@ def _parameters(group: Any) -> Iterable[inspect.Parameter]:
 def listed(text: str | None) -> list[str]:
     """The words of `a,b,c`."""
     return [word.strip() for word in text.split(",")] if text else []
+
+
+def fields_of(text: str) -> dict[str, list[Any]]:
+    """The values of `features=64,256 share=0,0.5 at=none`, by name: as JSON has them, or words."""
+    lists: dict[str, list[Any]] = {}
+    for word in text.split():
+        name, sign, values = word.partition("=")
+        if not (name.isidentifier() and sign and values) or name in lists:
+            raise TpsgdError(f"--fields takes NAME=VALUES, each name once, not {word!r}")
+        lists[name] = [_plain(value) for value in listed(values)]
+    return lists
+
+
+def _plain(word: str) -> Any:
+    """A number, true, false or null; any other word is text."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 def changed(group: Any) -> list[str]:

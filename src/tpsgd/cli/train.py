@@ -69,6 +69,9 @@ def train(
     machine: options.Machine,
     resuming: Resuming,
     rule: RuleWord = None,
+    fields: Annotated[
+        str | None, option("Fields of the rule, in quotes: 'features=64'; see: tpsgd search.")
+    ] = None,
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
     log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
@@ -103,7 +106,7 @@ def train(
             samples = data_for(saved, data, model.model)
             factory, head = partial(deepcopy, saved.model), model.head_of(saved.model)
             notes = {"model": model.model}
-        arm = arm_for(rule, model, training, memory, factory, head)
+        arm = arm_for(rule, model, training, memory, factory, head, fields)
         if arm.method and (parallel or resuming.checkpoint):
             raise TpsgdError(
                 f"{rule} has no checkpoints and trains in one process: leave --checkpoint and "
@@ -220,9 +223,11 @@ def arm_for(
     memory: options.MemoryOptions,
     factory: "Factory",
     head: str,
+    fields: str | None = None,
 ) -> "Arm":
     """The arm to train or to plan, with the order and the head that were chosen."""
     from tpsgd.comparison import arms
+    from tpsgd.comparison.fields import with_fields
 
     order = training.chosen_order
     if model.head == "ridge" and order is tpsgd.simultaneous:
@@ -231,6 +236,12 @@ def arm_for(
             "sequential"
         )
     arm = arms.arm(rule, order, factory)
+    if fields is not None:
+        values = options.fields_of(fields)
+        if many := [name for name, tried in values.items() if len(tried) > 1]:
+            raise TpsgdError(f"--fields {many[0]} has several values: tpsgd search tries them")
+        of_rule = {name: value for name, (value,) in values.items()}
+        arm = with_fields(arm, of_rule, arms.entry(rule).make)
     refused = options.changed(training) if arms.entry(rule).suits else []
     refused = [word for word in refused if word not in OF_ALL_ARMS]
     if arm.method:
