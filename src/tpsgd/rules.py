@@ -45,7 +45,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsgd import objectives
 from tpsgd.common import plugins
@@ -90,6 +90,14 @@ class Rule:
         if isinstance(self.objective, Objective) or not callable(self.objective or Objective):
             kind = f"None or a function of a Site, got a {type(self.objective).__name__}"
             raise TpsgdError(f"{self.name}: objective must be {kind}")
+
+    def predicting(self, model: nn.Module) -> nn.Module:
+        """The module that predicts: the model, or what `predictor` makes of it."""
+        module = model if self.predictor is None else self.predictor(model)
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise TpsgdError(f"the predictor of {self.name} must return an nn.Module, got a {kind}")
+        return module
 
     @property
     def needs_output(self) -> bool:

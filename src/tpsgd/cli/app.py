@@ -19,7 +19,7 @@ from tpsgd.cli.torchrun import speaks, under_torchrun
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.common import plugins
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, reason, user_line
 from tpsgd.common.names import printable
 from tpsgd.common.units import columns
 from tpsgd.features import progress_bar
@@ -64,7 +64,9 @@ def _run() -> int:
         return _print_error(f"{where}{error.strerror or error}", 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have it; help has no text
-            raise
+            if not user_line(error):
+                raise
+            return _print_error(reason(error), 2)
         text = error.format_message()  # type: ignore[attr-defined]
         return _print_error(f"{text} (see --help)", 2) if text else 0
 

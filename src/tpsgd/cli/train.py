@@ -88,6 +88,7 @@ def train(
     its rule and its seed, by which class codes are drawn.
     """
     from tpsgd.comparison.arms import ALL, entry
+    from tpsgd.engine.arm import defined_at
 
     if (saved := model.saved(data)) is not None:
         training = replace(training, seed=training.seed or saved.run.seed)
@@ -124,12 +125,13 @@ def train(
                 follow = partial(advance, rule)
                 try:
                     trained = arm.train(factory, samples.train, progress=follow, **settings)
+                    run = trained.runs[0]
+                    score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
                 except Exception as error:
                     if isinstance(error, (TpsgdError, OSError)) or not is_function(rule):
                         raise
-                    raise TpsgdError(f"{rule} failed with {reason(error)}") from error
-                run = trained.runs[0]
-                score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
+                    text = reason(error, defined_at(arm.rule))
+                    raise TpsgdError(f"{rule} failed with {text}") from error
             run.settings = {**notes, **run.settings}
             record = {"r2" if samples.targets else "accuracy": score, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)

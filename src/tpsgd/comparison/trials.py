@@ -124,8 +124,9 @@ def task_of_arm(
     name = " ".join([arm.name, *(f"{k} {v}" for k, v in values.items())])
 
     def measure(seed: int, checkpoint: Values) -> Values:
-        trained = arm.train(factory, train, **(of_run(settings, name, seed) | checkpoint))
-        accuracy, run = score(trained.models[0], held_out, target), trained.runs[0]
+        with arm.in_a_sentence():
+            trained = arm.train(factory, train, **(of_run(settings, name, seed) | checkpoint))
+            accuracy, run = score(trained.models[0], held_out, target), trained.runs[0]
         return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
 
     key, seed = {"rule": arm.name, "values": values}, settings.get("seed", 0)
