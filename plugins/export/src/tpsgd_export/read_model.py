@@ -225,7 +225,7 @@ def _check_model(model: nn.Module, blocks: list[Block], shape: Shape) -> None:
                 "before it, such as an input of the model, and is not exported"
             )
     words = getattr(blocks[0].layer, "inputs", 1) if blocks[0].recurrent else 1
-    if len(shape) == 1 and words > 1:
+    if len(shape) == 1 and words > 1 and not blocks[0].prologue:
         raise TpsgdError(
             f"block 1 ({blocks[0]}) reads tokens, the numbers of words, which is not exported; "
             f"sequences of shape (steps, {words}) are, such as rows with a 1 at the word's number"
