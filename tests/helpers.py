@@ -48,6 +48,15 @@ def ragged(x: Tensor) -> Padded:
     return Padded(x.clone(), lengths)
 
 
+def install_package(folder, name: str, groups: dict[str, dict[str, str]]) -> None:
+    """A distribution with these entry points in a folder, for `monkeypatch.syspath_prepend`."""
+    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"[{group}]\n{n} = {v}" for group, points in groups.items() for n, v in points.items()]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+
+
 def seeded(make, seed: int = 0) -> nn.Module:
     """The module that `make` builds from this seed, leaving the global generator alone."""
     with torch.random.fork_rng():

@@ -45,9 +45,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsgd import objectives
+from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.numbers import is_real, is_whole
 from tpsgd.losses import Loss, cross_entropy, mse
@@ -90,6 +91,14 @@ class Rule:
         if isinstance(self.objective, Objective) or not callable(self.objective or Objective):
             kind = f"None or a function of a Site, got a {type(self.objective).__name__}"
             raise TpsgdError(f"{self.name}: objective must be {kind}")
+
+    def predicting(self, model: nn.Module) -> nn.Module:
+        """The module that predicts: the model, or what `predictor` makes of it."""
+        module = model if self.predictor is None else self.predictor(model)
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise TpsgdError(f"the predictor of {self.name} must return an nn.Module, got a {kind}")
+        return module
 
     @property
     def needs_output(self) -> bool:
@@ -564,10 +573,25 @@ ALL: dict[str, Entry] = {
     "frozen": Entry(frozen, "", "#888888", "o", ":"),
     "random": Entry(untrained, "", "#A0A0A0", "d", "-.", feed_forward=False),
 }
+METHODS = (  # the other words of `comparison.arms.ALL`, of arms that are more than a rule
+    "backprop", "backprop-checkpointed", "backprop-micro", "lm-karnet", "elm", "reservoir",
+)  # fmt: skip
+
+
+def entry(word: str, own: Mapping[str, Entry] = ALL) -> Entry:
+    """The entry of a word: the library's own, or that of a plug-in."""
+    if word in own:
+        return own[word]
+    others = plugins.names(plugins.ARMS)
+    if word in others:
+        return plugins.load(plugins.ARMS, word)
+    words = [*own, *sorted(others.difference(own))]
+    absent = plugins.absent(plugins.ARMS, word)
+    raise TpsgdError(absent or f"unknown rule {word!r}: {suggestion(word, words)}")
 
 
 def resolve(rule: Any) -> Rule | list[Rule]:
-    """The rule that a word of `ALL` names; rules stay, None is the default, lists have one a block.
+    """The rule that a word names; rules stay, None is the default, lists have one a block.
 
     Examples:
         >>> resolve("drtp").name, [r.name for r in resolve(["readout", dfa()])], resolve(None).name
@@ -578,9 +602,10 @@ def resolve(rule: Any) -> Rule | list[Rule]:
     if isinstance(rule, (list, tuple)):
         return [resolve(each) for each in rule]  # type: ignore[misc]
     if isinstance(rule, str):
-        if rule not in ALL:
-            raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")
-        return ALL[rule].make()
+        named = None if rule in METHODS else entry(rule).make()
+        if not isinstance(named, Rule):
+            raise TpsgdError(f"{rule} is more than a rule: it is for compare and tpsgd train")
+        return named
     if callable(rule):
         name = getattr(rule, "__name__", type(rule).__name__)
         name = f"tpsgd.rules.{name}" if rule is globals().get(name) else name

@@ -242,6 +242,22 @@ def test_rules_that_wait_for_the_output(tells):
     ]  # fmt: skip
 
 
+RULES = """from dataclasses import replace
+from tpsgd import rules
+def l1(): return rules.tpsgd_l1()
+def wrong(): return replace(rules.tpsgd_l1(), objective=lambda site: site.nothing)
+"""
+
+
+def test_a_rule_of_a_file(tells, says):
+    Path("own.py").write_text(RULES)
+    record = tells(*SMALL, *LIGHT, "--rule", "own.py:l1")
+    assert [*accuracies(record)] == ["own.py:l1", "linear probe"]
+    code, _, error = says(*SMALL, "--no-controls", "--rule", "own.py:wrong", "--out", "a")
+    assert code == 2 and error.startswith("tpsgd: AttributeError: 'Site' object has no attribute")
+    assert error.endswith("own.py, line 4)\n") and error.count("\n") == 1
+
+
 def test_fewer_samples(tells):
     record = tells(*SMALL, *LIGHT, "--max-train", "30")
     assert list(accuracies(record)) == [LEARNED, "linear probe"]

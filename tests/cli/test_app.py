@@ -45,6 +45,14 @@ def wrong():
     from tpsgd import Rule
     return Rule("wrong", lambda site: site.nothing)
 
+def silent():
+    from dataclasses import replace
+    from tpsgd import rules
+    class Silent(nn.Module):
+        def forward(self, x):
+            raise LookupError("no answer")
+    return replace(rules.readout(), name="silent", predictor=lambda model: Silent())
+
 def steps():
     return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
 """
@@ -163,6 +171,13 @@ def test_no_words_show_the_help(says):
         ("train --model own.py:f", "own.py has no function 'f'"),
         ("train --model own.py:broken", "ZeroDivisionError"),
         ("train --rule own.py:wrong --epochs 1", "own.py:wrong failed with AttributeError: 'Site'"),
+        ("plan --rule own.py:wrong", "AttributeError: 'Site' object has no attribute 'nothing' ("),
+        ("plan --rule own.py:wrong", "own.py, line 18)"),
+        (
+            "train --rule own.py:silent --epochs 1",
+            "Silent cannot take an input of shape (batch, 6)",
+        ),
+        ("train --rule own.py:silent --epochs 1", "own.py, line 25)"),
         ("train --model own.py:narrow", "block 1 (0: Linear + ReLU) cannot take"),
         ("compare --model own.py:narrow", "cannot take"),
         ("train --activation rely", "unknown activation 'rely'"),
@@ -402,7 +417,7 @@ def test_rules_lists_every_word_and_its_source(says):
 
 
 def test_rules_of_plug_ins_are_listed_where_they_are_installed(says, monkeypatch):
-    monkeypatch.setattr(plugins, "names", lambda group: {"zorb", "somebodys"})
+    monkeypatch.setattr(plugins, "names", lambda group, own=(): {"zorb", "somebodys"})
     out = says("rules")[1]
     assert "zorb" in out and "dladmm" not in out and "of a plug-in" in out
 

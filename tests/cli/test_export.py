@@ -116,6 +116,74 @@ def test_a_saved_model_is_exported_with_its_weights(says):
     assert "backprop" in Path("control/net.h").read_text()
 
 
+OWN = """
+from torch import nn
+
+from tpsgd import rules
+
+class Net(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(64, 8), act, nn.Linear(8, 10)
+    def forward(self, x):
+        return self.last(self.act(self.first(x.flatten(1))))
+
+def net():
+    return Net(nn.ReLU())
+
+def gelu():
+    return Net(nn.GELU())
+
+def l2():
+    return rules.tpsgd_l2()
+"""
+
+
+@pytest.mark.parametrize("command, out", [("c", "net"), ("onnx", "s.onnx"), ("page", "a.html")])
+def test_a_saved_model_of_your_own_is_exported_with_its_file(says, command, out):
+    if command == "page" and wasm.wasm_compiler() is None:
+        pytest.skip("no compiler for WebAssembly")
+    if command == "onnx":
+        pytest.importorskip("onnxruntime")
+    Path("own.py").write_text(OWN)
+    train = ("train", "--max-train", "200", "--epochs", "1", "--save", "model")
+    assert says(*train, "--model", "own.py:net")[0] == 0
+    words = ("export", command, "--model", "model", "--data", "digits", "--out", out)
+    assert "--factory own.py:net" in says(*words)[2]
+    status, printed, error = says(*words, "--factory", "own.py:net")
+    assert status == 0 and "tpsgd.fit" in printed and Path(out).exists(), error
+    for new in ("mlp:8", "own.py:net"):
+        refused = says("export", command, "--model", new, "--factory", "own.py:net", "--out", "b")
+        assert refused[0] == 2 and "--factory is for a saved model" in refused[2]
+
+
+def test_a_diagonal_recurrence_is_exported_with_its_loss_at_the_last_step(says):
+    x = np.random.default_rng(0).normal(size=(60, 5, 3)).astype("float32")
+    np.savez("steps.npz", x=x, y=(x[:, 0, 0] > 0).astype(int))
+    words = ("--data", "steps.npz", "--model", "lru:4")
+    refused = says("export", "c", *words, "--out", "net")[2]
+    assert "train the net with --loss-at last or --loss-at every" in refused
+    for at in ("last", "every"):
+        status, out, error = says("export", "c", *words, "--loss-at", at, "--out", at)
+        assert status == 0 and "run beside tpsgd.fit" in out, error
+    train = ("train", *words, "--epochs", "1", "--loss-at", "last", "--save", "model")
+    assert says(*train)[0] == 0
+    assert says("export", "c", "--model", "model", "--out", "net")[0] == 0
+    again = says("export", "c", "--model", "model", "--loss-at", "every", "--out", "a")
+    assert "--loss-at are for a fresh model" in again[2]
+    assert "leave --loss-at out" in says("train", "--model", "model", *train[-4:-2], *words[:2])[2]
+
+
+def test_what_is_not_exported_of_your_own_is_named(says):
+    Path("own.py").write_text(OWN)
+    words = ("export", "c", "--data", "digits", "--out", "net", "--model")
+    sentence = "block 1 (first: Linear + GELU): GELU is not exported; of activations, ReLU"
+    assert sentence in says(*words, "own.py:gelu")[2]
+    status, printed, error = says(*words, "own.py:net", "--rule", "own.py:l2")
+    assert status == 0 and "run beside tpsgd.fit" in printed, error
+    assert "elm is no local rule with a step" in says(*words, "own.py:net", "--rule", "elm")[2]
+
+
 @pytest.mark.parametrize("command, out", [("page", "a.html"), ("onnx", "step.onnx")])
 def test_the_control_is_written_as_c_only(says, command, out):
     status, _, error = says("export", command, *SMALL, "--rule", "backprop", "--out", out)

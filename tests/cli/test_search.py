@@ -57,7 +57,7 @@ def rows(record: dict) -> list[dict]:
 def test_a_grid_and_its_files(says, monkeypatch):
     monkeypatch.setattr(AdaptorSearch, "plot", DRAWN)
     code, out, err = says("search", *GRID, "--out", "found")
-    lines = out.splitlines()
+    lines = [line for line in out.splitlines() if not line.startswith("to train it: ")]
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
     assert lines[0].startswith("tap") and len([x for x in lines if x.startswith("maps")]) == 3
     said = " ".join(lines[TRIALS + 1 :])
@@ -192,6 +192,76 @@ def test_a_model_is_searched_and_its_command_trains_what_was_tested(says):
     tested = arms["readout-learned"]["restarts"][0]
     assert trained["accuracy"] == tested["accuracy"]
     assert [e["loss"] for e in trained["history"]] == [e["loss"] for e in tested["history"]]
+
+
+def test_the_command_of_a_search_of_layers_trains_the_best(says):
+    words = (*GRID, "--seed", "3", "--lr", "0.01", "--max-train", "40", "--out", "s")
+    code, out, _ = says("search", *words)
+    record = json.loads(Path("s/search.json").read_text())
+    command = out.partition("to train it: ")[2].splitlines()[0]
+    assert code == 0 and command == record["to_train"] and "--rule readout-learned" in command
+    layers = [row for row in record["rows"] if "convs" in row["layers"]]
+    best = max(layers, key=lambda row: (row["accuracy"] or 0, -row["planned_bytes"]))
+    assert f"--tap {best['tap']} --convs {best['layers']['convs']} --dense 0" in command
+    status, printed, error = says(*command.split()[1:], "--json", "--no-controls")
+    assert status == 0, error
+    first = json.loads(printed)["arms"][0]
+    names = ("rule", "lr", "epochs", "batch_size", "optimizer", "loss")
+    assert {n: first["settings"][n] for n in names} == {
+        "rule": "readout-learned", "lr": 0.01, "epochs": 1, "batch_size": 32,
+        "optimizer": record["settings"]["optimizer"], "loss": record["settings"]["loss"],
+    }  # fmt: skip
+    assert first["trained_bytes"] == best["trainable_bytes"]
+
+
+def test_a_model_is_searched_with_the_defaults_of_train(says, monkeypatch):
+    monkeypatch.setattr("tpsgd.engine.lengths.epochs_for", lambda steps: 2 * steps)
+    words = ("--data", "images.npz", "--model", "mlp:8")
+    code, out, _ = says("search", *words, "--rates", "0.01", "--scales", "12", "--json")
+    record = json.loads(out)
+    trained = json.loads(says("train", *words, "--json")[1])["settings"]
+    tested = record["test"]["settings"]
+    lengths = {name: trained[name] for name in ("epochs", "batch_size")}
+    assert code == 0 and lengths == {name: tested[name] for name in lengths}
+    assert lengths == {"epochs": 12, "batch_size": 8}
+    assert record["command"].endswith("--epochs 12 --batch-size 8")
+
+
+def test_numbers_are_searched_and_fields_are_in_the_command(says):
+    g = np.random.default_rng(0)
+    x = g.normal(size=(60, 3))
+    rows = [",".join(map(str, (*row, row @ [1, 2, 3]))) for row in x]
+    Path("prices.csv").write_text("\n".join(["a,b,c,price", *rows]))
+    words = ("--data", "prices.csv", "--task", "regression", "--model", "mlp:4", "--epochs", "2")
+    tried = ("--rates", "0.01", "--fields", "features=2,4")
+    code, out, _ = says("search", *words, *tried)
+    record = json.loads(Path("tpsgd-search/search.json").read_text())
+    arm = "readout-learned"
+    scales = [t["values"]["scale"] for t in record["trials"] if t["arm"] == arm]
+    assert code == 0 and sorted({*scales}) == [0.75, 3, 12]  # around the default of numbers
+    assert "R² " in out.partition("best: ")[2]
+    assert f"--fields features={record['chosen'][arm]['features']}" in record["command"]
+    trained = json.loads(says(*record["command"].split()[1:], "--json")[1])
+    tested = next(a for a in record["test"]["arms"] if a["name"] == arm)["restarts"][0]
+    assert trained["r2"] == tested["r2"]
+    assert "--task needs --model" in says("search", *words[:4], "--backbone", "net.py:make")[2]
+
+
+def test_fields_of_a_rule_in_a_training_run(says):
+    words = ("train", "--data", "images.npz", "--model", "mlp:4", "--epochs", "1", "--json")
+    options = "at most 2 features"
+    code, out, _ = says(*words, "--rule", "tpsgd-l2", "--fields", "features=2 at=before")
+    (text,) = json.loads(out)["settings"]["options"]
+    assert code == 0 and options in text and "before" in text
+    refused = says(*words, "--fields", "features=2,4")[2]
+    assert "--fields features has several values: tpsgd search tries them" in refused
+    assert "did you mean 'features'" in says(*words, "--fields", "feature=2")[2]
+    assert (
+        "backprop does not learn by a rule"
+        in says(*words, "--rule", "backprop", "--fields", "a=1")[2]
+    )
+    solved = json.loads(says(*words, "--rule", "elm", "--fields", "alpha=0.5")[1])
+    assert "0.5" in str(solved["settings"]["optimizer"])
 
 
 def test_leaks_are_searched_and_named_in_the_command(says):

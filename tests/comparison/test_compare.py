@@ -289,6 +289,69 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
     assert record.as_dict()["arms"][1]["summary"] is None
 
 
+def wrong_objective(site):
+    return {}[site.key.block]
+
+
+def wrong_loss(site):
+    def loss(y, s, *tensors):
+        raise ValueError("of no shape")
+
+    return replace(rules.readout().objective(site), loss=loss, closed_form=None)
+
+
+def no_objective(site):
+    return 3.0
+
+
+def wrong_predictor(model):
+    class Predictor(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError("no such class")
+
+    return Predictor()
+
+
+BAD_RULES = {
+    "objective": (replace(rules.readout(), objective=wrong_objective), "KeyError: 0", 1),
+    "loss": (replace(rules.readout(), objective=wrong_loss), "ValueError: of no shape", 2),
+    "value": (replace(rules.readout(), objective=no_objective), "TypeError: replace() sho", 0),
+    "predictor": (replace(rules.readout(), predictor=wrong_predictor), "Predictor cannot take", 3),
+    "no module": (
+        replace(rules.readout(), predictor=lambda model: model.forward),
+        "the predictor of readout must return an nn.Module, got a method",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("lr", [None, "search"])
+@pytest.mark.parametrize("word", BAD_RULES)
+def test_an_error_of_a_users_rule_is_a_sentence_with_its_line(data, factory, word, lr):
+    rule, text, after = BAD_RULES[word]
+    settings = {"restarts": 1, "epochs": 1, "batch_size": 16, "lr": lr}
+    record = compare(data, factory, [replace(rule, name="own")], **settings)
+    backprop, own, frozen = record.results
+    assert backprop.runs and frozen.runs and not own.runs
+    assert (
+        str(own.error)
+        .removeprefix("own failed with every setting: ")
+        .startswith(text.replace("readout", "own"))
+    )
+    if after is not None:  # lines after the first of a function
+        function = rule.predictor or rule.objective
+        line = function.__code__.co_firstlineno + after
+        assert str(own.error).endswith(f"{__file__}, line {line})")
+    assert f"own failed: {own.error}" in str(record)
+
+
+def test_a_mistake_of_the_library_has_its_traceback(data, factory, monkeypatch):
+    monkeypatch.setattr("tpsgd.comparison.session.score", None)
+    monkeypatch.setattr("tpsgd.comparison.session.confusion", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        compare(data, factory, ["drtp"], restarts=1, epochs=1)
+
+
 def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
     confusion = session.confusion
     calls = iter(range(99))

@@ -80,7 +80,7 @@ def test_a_search_trains_the_rule_that_it_was_given(data, monkeypatch):
     monkeypatch.setattr(searching.Arm, "train", noted)
     result = tpsgd.search(data, NET, READOUT, rates=[0.01], epochs=1)
     tried = [t.values["scale"] for t in result.trials if t.arm == READOUT.name]
-    assert tried == [4.0, 16.0, 64.0]  # a fourth, one and four times the rule's own
+    assert tried == [16.0, 4.0, 64.0]  # one time, a fourth and four times the rule's own
     trained = [rule for rule in seen if rule and rule.name == READOUT.name]
     assert READOUT in trained and {replace(r.objective, scale=16.0) for r in trained} == {
         READOUT.objective
@@ -159,7 +159,7 @@ def test_a_trial_without_memory_is_a_failed_trial(data, monkeypatch):
     monkeypatch.setattr(searching.Arm, "train", fails)
     result = tpsgd.search(data, NET, "drtp", rates=[0.01, 0.5], epochs=1)
     errors = [t.error for t in result.trials if t.values["rate"] == 0.5]
-    assert errors == ["RuntimeError: CUDA out of memory"] * 3
+    assert [e.partition(" (")[0] for e in errors] == ["RuntimeError: CUDA out of memory"] * 3
     assert result.best.values == {"rate": 0.01}
 
 
@@ -197,6 +197,32 @@ def test_a_search_in_python_goes_on(data, tmp_path, monkeypatch):
         file.write_text(content)
         with pytest.raises(tpsgd.TpsgdError, match=r"trials.jsonl was edited or damaged"):
             tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
+
+
+def test_the_arm_with_the_best_values_trains_what_was_tested(data):
+    fields = {"features": [2, 4]}
+    result = tpsgd.search(data, NET, rates=[0.01], scales=[3], fields=fields, epochs=2, seed=4)
+    settings = {name: result.test.settings[name] for name in ("epochs", "batch_size")}
+    (again,) = result.arm.train(NET, data.train, seed=4, **settings).runs
+    tested = next(r for r in result.test.results if r.arm.name == LEARNED)
+    assert [e.loss for e in again.history] == [e.loss for e in tested.runs[0].history]
+    assert result.arm.lr == 0.01 and "at most" in result.arm.rule.options
+
+
+def test_of_equal_trials_the_scale_is_the_rules_own(data):
+    result = tpsgd.search(data, NET, "readout", rates=[1e-9], epochs=1)  # nothing moves
+    trials = {t.values["scale"]: t.accuracy for t in result.trials if t.arm == "readout"}
+    assert len({*trials.values()}) == 1 and result.best.values["scale"] == rules.SCALE
+
+
+def test_scales_of_numbers_are_around_their_own(data):
+    (x, y), net = data.train, models.factory("mlp:5", (6,), 1)
+    pair = (x, y.float())
+    once = {"rates": [0.01], "epochs": 1, "batch_size": 16}
+    result = tpsgd.search((pair, pair), net, "readout", loss="mse", **once)
+    assert sorted({t.values["scale"] for t in result.trials if "scale" in t.values}) == [
+        rules.OF_NUMBERS * factor for factor in (0.25, 1, 4)
+    ]
 
 
 def test_remarks_name_values_at_the_end_of_what_was_tried(data):

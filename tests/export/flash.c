@@ -9,6 +9,7 @@ static uint8_t flash[2][NET_SLOT_BYTES];
 static net_state state, old, young, loaded;
 static net_arena arena;
 static long budget, worn;
+static uint32_t protected_from = NET_SLOT_BYTES; /* bytes from here on take neither, and say nothing */
 
 /* The cut comes in the middle of a byte: some of its bits have changed. */
 static int change(uint8_t *byte, uint8_t to)
@@ -23,7 +24,7 @@ static int erase(void *board, uint32_t slot)
 {
     uint32_t i;
     for (i = 0; i < NET_SLOT_BYTES; i++)
-        if (change(flash[slot] + i, 255)) return 1;
+        if (i < protected_from && change(flash[slot] + i, 255)) return 1;
     worn++;
     return board != &flash;
 }
@@ -33,6 +34,7 @@ static int write_bytes(void *board, uint32_t slot, uint32_t at, const uint8_t *f
     uint32_t i;
     if (at % NET_CHUNK_BYTES || count != NET_CHUNK_BYTES || at + count > NET_SLOT_BYTES) abort();
     for (i = 0; i < count; i++) {
+        if (at + i >= protected_from) continue;
         if (flash[slot][at + i] != 255) abort(); /* only what is erased can be programmed */
         if (change(flash[slot] + at + i, from[i])) return 1;
     }
@@ -113,6 +115,15 @@ int main(void)
     net_save(&loaded, record);
     net_begin(&state);
     if (net_load(&state, record) || !same(&state, &loaded)) return 5;
+    old = state;
+    for (cut = 0; cut < 3; cut++) { /* none of a slot is written, or its first chunk alone, as before */
+        protected_from = cut < 2 ? 0 : NET_CHUNK_BYTES;
+        learn();
+        state.weights[0] = old.weights[0];
+        if (net_save_to(&state, &chip) != NET_BAD_FLASH) return 7;
+        protected_from = NET_SLOT_BYTES;
+        if (cut == 1 && (net_save_to(&state, &chip) || load() || !same(&loaded, &state))) return 8;
+    }
     old = state;
     chip.board = 0; /* the board's functions fail */
     budget = 1L << 40;

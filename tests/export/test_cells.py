@@ -469,6 +469,12 @@ def test_what_cannot_be_read_step_by_step_is_refused(layers: list[Any], message:
         layout(read_model(nn.Sequential(*layers), rules.readout(), (7, 3)))
 
 
+@pytest.mark.parametrize("first", [Recurrent(9, 5), nn.RNN(9, 5, batch_first=True)])
+def test_tokens_are_refused_by_what_they_are(first: nn.Module) -> None:
+    with pytest.raises(TpsgdError, match=r"^block 1 .* reads tokens, .*shape \(steps, 9\) are"):
+        read_model(nn.Sequential(first, Linear(5, 4)), rules.readout(), (7,))
+
+
 def test_orthogonal_codes_of_every_step_are_refused() -> None:
     rule = rules.drtp(projection=projections.orthogonal())
     with pytest.raises(TpsgdError, match="table without end"):

@@ -285,6 +285,25 @@ def test_python_reads_the_record_of_a_device(name, numbers, tmp_path):
     assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("numbers", ["int8", "int16"])
+def test_a_batch_norm_is_folded_before_anything_is_compared(numbers, tmp_path):
+    x, y = samples(200)
+    net = model(
+        nn.Linear(12, 7), nn.BatchNorm1d(7), nn.LeakyReLU(), nn.Dropout(0.9), nn.Linear(7, 3)
+    )
+    tpsgd.fit(net, (x, y), rule=BINARY, epochs=5, batch_size=16)
+    exported = tpsgd.export.c(
+        net, tmp_path / "net", shape=(12,), numbers=numbers, samples=x, labels=y, rule=BINARY
+    )
+    assert "float32 100.0%" in exported.checked  # without the dropout, which the C has not
+    integers = net_of(net, x, y, numbers)
+    program = build(integers, tmp_path)
+    steps = [(q, int(label), 512, 3) for q, label in zip(integers.quantised(x), y, strict=True)]
+    record = run(integers, program, steps)[-1]
+    tpsgd.export.read_weights(net, record)
+    assert tpsgd.evaluate(net, (x, y)) > 0.95
+
+
 def test_new_classes_of_a_device_reach_the_model(tmp_path):
     back, _, program, record = learned("spare class", "int8", tmp_path, added=1)
     assert loaded(program, record)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from helpers import mlp
 from torch import Tensor, nn
 
 import tpsgd
@@ -33,12 +34,12 @@ CASES = {
     "GRU alone": (lambda: nn.GRU(3, 8, batch_first=True), GATES.format("GRU"), (7, 3)),
     "transformer": (
         lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16), nn.Linear(8, 2)),
-        r"^attention \(0\.self_attn\) is not exported$",
+        r"^attention \(0\.self_attn\) is not exported; linear, convolutional and rec",
         (7, 8),
     ),
     "vit": (
         lambda: vit((1, 8, 8), 10, depth=1, width=8),
-        r"^attention \(.*self_attn\) is not exported$",
+        r"^attention \(.*self_attn\) is not exported; linear, convolutional and rec",
         (1, 8, 8),
     ),
 }
@@ -56,3 +57,10 @@ def test_what_is_no_module_is_refused_in_one_sentence(tmp_path):
     text: Any = "mlp"
     with pytest.raises(TpsgdError, match=r"a model is an nn.Module, got a str"):
         tpsgd.export.c(text, tmp_path, shape=(3,))
+
+
+def test_hooks_are_refused_by_the_name_of_their_layer(tmp_path):
+    model = mlp(6, 8, 3)
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(TpsgdError, match=r"^hooks, .*, are not exported: remove those of 0$"):
+        tpsgd.export.c(model, tmp_path, shape=(6,))

@@ -132,6 +132,107 @@ def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     assert log.error is not None and log.error.errno == errno.ENOSPC
 
 
+# ---- several runs with one log -------------------------------------------------------------------
+
+ONCE = {"epochs": 2, "batch_size": 16, "restarts": 2}
+
+
+def net():
+    return mlp(6, 8, 3)
+
+
+def compared(*callbacks, arms=("drtp",), **settings):
+    pair = (DATA, DATA)
+    return tpsgd.compare(pair, net, arms, callbacks=list(callbacks), **(ONCE | settings))
+
+
+def runs_of(file):
+    """Block and epoch of the rows, by arm and seed, in the order of the file."""
+    text, runs = file.read_text().splitlines(), {}
+    rows = map(json.loads, text) if file.suffix == ".jsonl" else csv.DictReader(text)
+    for row in rows:
+        runs.setdefault((row["arm"], int(row["seed"])), []).append(
+            (int(row["block"]), int(row["epoch"]))
+        )
+    return runs
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_rows_of_a_comparison_have_the_arm_and_the_seed(tmp_path, name):
+    arm = tpsgd.Arm('drtp, "wide"', tpsgd.rules.drtp())
+    record = compared(logs.file(tmp_path / name), arms=[arm])
+    expected = {
+        (r.arm.name, run.seed): [(e.block, e.epoch) for e in run.history]
+        for r in record.results
+        for run in r.runs
+    }
+    assert len(expected) == 6 and runs_of(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+@pytest.mark.parametrize("every", [0, 1e9], ids=["checkpoints", "no checkpoint"])
+def test_a_resumed_comparison_has_each_row_once(tmp_path, name, every):
+    file, count = tmp_path / name, 0
+    compared(logs.file(file), arms=["drtp"], restarts=1)  # another one, which stays
+    before = file.read_text()
+
+    def interrupt(epoch):
+        nonlocal count
+        count += 1
+        if count == 7:  # in the third arm's first block
+            raise KeyboardInterrupt
+
+    folder, arms = tmp_path / "saved", {"arms": ["dfa", "drtp"], "restarts": 1, "seed": 5}
+    began = tpsgd.Checkpoint(folder, every=every)
+    record = compared(logs.file(file, append=True), interrupt, checkpoint=began, **arms)
+    assert record.interrupted
+    resumed = tpsgd.Checkpoint(folder, every=every, resume=True)
+    record = compared(logs.file(file, append=True), checkpoint=resumed, **arms)
+    assert file.read_text().startswith(before)
+    rows = {run: rows for run, rows in runs_of(file).items() if run[1] == 5}
+    assert rows == {
+        (r.arm.name, 5): [(e.block, e.epoch) for e in r.runs[0].history] for r in record.results
+    }
+
+
+def test_a_log_of_a_run_alone_is_no_log_of_several(tmp_path):
+    file = tmp_path / "log.csv"
+    train(logs.csv(file))
+    before = file.read_text()
+    with pytest.raises(TpsgdError, match=r"log.csv has no arms and seeds: name another file"):
+        compared(logs.csv(file, append=True))
+    assert file.read_text() == before
+    log = logs.csv(tmp_path / "of several.csv")
+    compared(log)
+    train(log)
+    train(logs.csv(log.path, append=True))
+    *_, last = csv.DictReader(log.path.read_text().splitlines())
+    assert (last["arm"], last["seed"], last["block"], last["epoch"]) == ("", "", "2", "2")
+
+
+def test_restarts_searches_and_taps_have_rows_of_their_own(tmp_path):
+    file = tmp_path / "many.csv"
+    tpsgd.fit_many(net, DATA, rule="drtp", callbacks=[logs.csv(file)], **ONCE)
+    assert [*runs_of(file)] == [("drtp", 0), ("drtp", 1)]
+    tpsgd.search(
+        (DATA, DATA), net, "drtp", rates=[0.01, 0.1], callbacks=[logs.csv(tmp_path / "s.csv")],
+        epochs=1, batch_size=16,
+    )  # fmt: skip
+    names = {arm for arm, _ in runs_of(tmp_path / "s.csv")}
+    assert {"drtp", "drtp rate 0.01", "drtp rate 0.1", "backprop rate 0.1", "frozen"} <= names
+    adapt = pytest.importorskip("tpsgd_adapt")
+    taps = adapt.Backbone(mlp(6, 8, 8), ["1", "2"])
+    log = logs.csv(tmp_path / "taps.csv")
+    adapt.fit(taps, DATA, taps=["1", "2"], epochs=1, callbacks=[log])
+    assert {arm for arm, _ in runs_of(log.path)} == {"1", "2"}
+
+
+def test_a_callback_without_runs_is_called_as_it_is():
+    epochs = []
+    compared(epochs.append, restarts=1)
+    assert len(epochs) == 8
+
+
 # ---- TensorBoard and MLflow, which stand-ins play ------------------------------------------------
 
 
@@ -166,6 +267,58 @@ def test_mlflow_gets_every_figure(monkeypatch):
     last = run.history[-1]
     assert calls[-1] == ({"block2_loss": last.loss, "block2_accuracy": last.accuracy}, 2)
     assert len(calls) == 4
+
+
+def test_each_run_of_a_comparison_has_a_folder_of_tensorboard(monkeypatch):
+    writers, closed = {}, []
+
+    def writer(folder):
+        scalars = writers.setdefault(folder, [])
+
+        def add(*values):
+            scalars.append(values)
+
+        return SimpleNamespace(
+            add_scalar=add, flush=lambda: None, close=lambda: closed.append(folder)
+        )
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    log = logs.tensorboard("runs")
+    compared(log)
+    folders = [f"runs/{arm}-seed-{s}" for s in (0, 1) for arm in ("backprop", "drtp", "frozen")]
+    assert [Path(folder).as_posix() for folder in writers] == folders
+    assert closed == [*writers][:-1] and all(writers.values())
+    train(log)
+    assert [*writers][-1] == "runs"
+
+
+def test_each_run_of_a_comparison_is_one_of_mlflow(monkeypatch):
+    active, rows, names = [], [], []
+
+    class Started:
+        def __init__(self, nested, run_name=None, run_id=None):
+            assert nested
+            names.extend([run_name] * (run_name is not None))
+            self.info = SimpleNamespace(run_id=run_id or run_name)
+
+        def __enter__(self):
+            active.append(self.info.run_id)
+            return self
+
+        def __exit__(self, *_):
+            active.pop()
+
+    def log_metrics(values, step):
+        rows.append((active[-1], step))
+
+    client = SimpleNamespace(log_metrics=log_metrics, start_run=Started)
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+    compared(logs.mlflow(), restarts=1)
+    assert names == ["backprop seed 0", "drtp seed 0", "frozen seed 0"]
+    drtp = [step for name, step in rows if name == "drtp seed 0"]
+    assert drtp == [1, 2, 1, 2] and not active
 
 
 @pytest.mark.parametrize(

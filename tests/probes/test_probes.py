@@ -2,6 +2,7 @@
 
 import sys
 from math import acos, degrees, exp
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -225,6 +226,42 @@ def test_rows_go_to_tensorboard_and_wandb(monkeypatch):
     assert ("effective_rank/block 1", first["effective_rank"], 1) in scalars
     assert logged[0]["block 1/effective_rank"] == first["effective_rank"]
     assert "block 3/alignment" not in logged[-1] and logged[-1]["epoch"] == 1
+
+
+def test_probes_of_a_comparison_tell_runs_apart(monkeypatch):
+    writers, runs = [], []
+
+    def nothing(*_):
+        pass
+
+    def writer(folder):
+        writers.append(folder)
+        return SimpleNamespace(add_scalar=nothing, flush=nothing, close=nothing)
+
+    class Run:
+        def __init__(self, **settings):
+            self.settings, self.rows, self.ended = settings, [], False
+            self.log = self.rows.append
+            runs.append(self)
+
+        def finish(self):
+            self.ended = True
+
+    board = SimpleNamespace(SummaryWriter=writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    active = SimpleNamespace(log=pytest.fail)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=active, init=Run))
+    sinks = [tensorboard("runs"), wandb(project="p", config={"net": "a"})]
+    watch = Probes(X, Y, [effective_rank()], to=sinks)
+    once = {"epochs": 2, "batch_size": 16, "restarts": 1}
+    tpsgd.compare(((X, Y), (X, Y)), net, ["drtp"], callbacks=[watch], **once)
+    names = ["backprop", "drtp", "frozen"]
+    assert list(dict.fromkeys(row["arm"] for row in watch.rows)) == names
+    assert len(watch.series("effective_rank", 1, arm="drtp", seed=0)) == 2
+    assert [Path(folder).as_posix() for folder in writers] == [f"runs/{n}-seed-0" for n in names]
+    assert [run.settings["name"] for run in runs] == [f"{name} seed 0" for name in names]
+    assert runs[1].settings["config"] == {"net": "a", "arm": "drtp", "seed": 0}
+    assert [run.ended for run in runs] == [True, True, False] and all(run.rows for run in runs)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def test_leak():
         ("torch-birnn:4", {"leak": 0.5}, "leak is not for torch-birnn:4"),
         ("paper-rnn:4", {"leak": 0.5}, "leak is not for paper-rnn:4"),
         ("lru:4", {"leak": 0.5}, "init and leak are not for lru:4"),
+        ("rnn:4", {"loss_at": "last"}, "loss_at is for diagonal recurrences .*, not for rnn:4"),
+        ("mlp:4", {"loss_at": "last"}, "loss_at is for .* such as lru:256, not for mlp:4"),
         ("rnn:4", {"tokens": 7}, r"needs sequences .*, not samples of shape \(5, 4\)"),
         ("mlp:4", {"tokens": 7}, "mlp:4 cannot read tokens"),
         ("cnn:4x3", {"tokens": 7}, "cnn:4x3 cannot read tokens"),
@@ -214,6 +216,13 @@ def test_options_that_do_not_go_with_a_word(word, options, match):
     with pytest.raises(TpsgdError, match=match) as caught:
         factory(word, (5, 4), 2, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_where_the_loss_of_diagonal_layers_looks():
+    assert [m.loss_at.value for m in factory("lru:4,4", (5, 4), 2, loss_at="last")()[:2]] == [
+        "last", "last",
+    ]  # fmt: skip
+    assert factory("lru:4", (5, 4), 2)()[0].loss_at.value == "mean"
 
 
 def test_a_table_is_no_sequence():

@@ -18,9 +18,9 @@ from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.torchrun import speaks, under_torchrun
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common import plugins
+from tpsgd.common.errors import TpsgdError, reason, user_line
 from tpsgd.common.names import printable
-from tpsgd.common.plugins import add_commands
 from tpsgd.common.units import columns
 from tpsgd.features import progress_bar
 
@@ -34,7 +34,6 @@ data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 for command in (demo, train, predict, evaluate, compare, plan):
     app.command()(command)
-add_commands(app)
 
 
 def main() -> NoReturn:
@@ -65,7 +64,9 @@ def _run() -> int:
         return _print_error(f"{where}{error.strerror or error}", 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have it; help has no text
-            raise
+            if not user_line(error):
+                raise
+            return _print_error(reason(error), 2)
         text = error.format_message()  # type: ignore[attr-defined]
         return _print_error(f"{text} (see --help)", 2) if text else 0
 
@@ -95,6 +96,7 @@ def _top(
             f"{context.invoked_subcommand} runs in one process: start it without torchrun, which "
             "is for train"
         )
+    plugins.names(plugins.COMMANDS, OWN)  # warns of those that are left out
 
 
 @app.command()
@@ -124,3 +126,6 @@ def data_fetch(
     from tpsgd.data import fetch
 
     print(fetch(name))
+
+
+OWN = plugins.add_commands(app)

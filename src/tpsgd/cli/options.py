@@ -7,6 +7,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 """
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -101,6 +102,25 @@ def listed(text: str | None) -> list[str]:
     return [word.strip() for word in text.split(",")] if text else []
 
 
+def fields_of(text: str) -> dict[str, list[Any]]:
+    """The values of `features=64,256 share=0,0.5 at=none`, by name: as JSON has them, or words."""
+    lists: dict[str, list[Any]] = {}
+    for word in text.split():
+        name, sign, values = word.partition("=")
+        if not (name.isidentifier() and sign and values) or name in lists:
+            raise TpsgdError(f"--fields takes NAME=VALUES, each name once, not {word!r}")
+        lists[name] = [_plain(value) for value in listed(values)]
+    return lists
+
+
+def _plain(word: str) -> Any:
+    """A number, true, false or null; any other word is text."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
 def changed(group: Any) -> list[str]:
     """The options of a group whose values are not their defaults."""
     names = [f.name for f in fields(group) if getattr(group, f.name) != f.default]
@@ -168,6 +188,10 @@ class Model:
         None, "rnn: initial weights: zeros, uniform, scaled-uniform or reservoir."
     )
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
+    loss_at: str | None = setting(
+        None, "lru: where in time the local loss looks; a device learns by last or every.",
+        choices=("mean", "last", "every"), show_default="mean",
+    )  # fmt: skip
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
     head: str | None = setting(
         None, "Last layer; ridge: by least squares (rnn: the default).", choices=("adam", "ridge")
@@ -183,7 +207,7 @@ class Model:
         """A factory of models for samples of this shape, and how their last layer learns."""
         from tpsgd.zoo.words import factory
 
-        cells = {"init": self.init, "leak": self.leak}
+        cells = {"init": self.init, "leak": self.leak, "loss_at": self.loss_at}
         make = factory(self.model, shape, classes, self.activation, tokens=tokens, **cells)
         return make, self.head_of(make())
 
@@ -201,7 +225,8 @@ class Model:
         only_cells = ("rnn:" in self.model or "lru:" in self.model) and "+" not in self.model
         fixed = only_cells or self.model.startswith("vgg:")
         values = {"model": self.model, "activation": None if fixed else self.activation}
-        values |= {"init": self.init, "leak": self.leak, "head": None if head == "adam" else head}
+        values |= {"init": self.init, "leak": self.leak, "loss_at": self.loss_at}
+        values |= {"head": None if head == "adam" else head}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -95,7 +95,7 @@ def plan(
         settings["epochs"] = arm.epochs
     if arm.optimizer is not None:
         settings |= {"optimizer": arm.optimizer, "lr": arm.lr}
-    with live_bar() as advance:
+    with live_bar() as advance, arm.in_a_sentence():
         progress = partial(advance, "rehearsing")
         plan = tpsgd.plan((arm.factory or factory)(), shape, progress=progress, **settings)
     if padded:

@@ -59,11 +59,11 @@ def until_interrupted(rows: Iterable[T]) -> tuple[list[T], bool]:
 
 
 def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = False) -> Table:
-    """A table; with `numbers`, all columns except the first are aligned to the right."""
+    """A table whose first column stays whole; with `numbers`, all others are to the right."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(head):
         right = numbers and i > 0
-        grid.add_column(name, justify="right" if right else "left", no_wrap=right)
+        grid.add_column(name, justify="right" if right else "left", no_wrap=right or i == 0)
     for row in rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from tpsgd.engine.record import Run
     from tpsgd.zoo.words import Factory
 
-OF_NEW_MODELS = ("--activation", "--init", "--leak", "--scale", "--drop", "--impute", "--task")
+OF_NEW_MODELS = (
+    "--activation", "--init", "--leak", "--loss-at", "--scale", "--drop", "--impute", "--task",
+)  # fmt: skip
 OF_ALL_ARMS = ("--epochs", "--batch-size", "--seed")
 
 
@@ -67,6 +69,9 @@ def train(
     machine: options.Machine,
     resuming: Resuming,
     rule: RuleWord = None,
+    fields: Annotated[
+        str | None, option("Fields of the rule, in quotes: 'features=64'; see: tpsgd search.")
+    ] = None,
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
     log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
@@ -83,6 +88,7 @@ def train(
     its rule and its seed, by which class codes are drawn.
     """
     from tpsgd.comparison.arms import ALL, entry
+    from tpsgd.engine.arm import defined_at
 
     if (saved := model.saved(data)) is not None:
         training = replace(training, seed=training.seed or saved.run.seed)
@@ -101,7 +107,7 @@ def train(
             samples = data_for(saved, data, model.model)
             factory, head = partial(deepcopy, saved.model), model.head_of(saved.model)
             notes = {"model": model.model}
-        arm = arm_for(rule, model, training, memory, factory, head)
+        arm = arm_for(rule, model, training, memory, factory, head, fields)
         if arm.method and (parallel or resuming.checkpoint):
             raise TpsgdError(
                 f"{rule} has no checkpoints and trains in one process: leave --checkpoint and "
@@ -119,12 +125,13 @@ def train(
                 follow = partial(advance, rule)
                 try:
                     trained = arm.train(factory, samples.train, progress=follow, **settings)
+                    run = trained.runs[0]
+                    score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
                 except Exception as error:
                     if isinstance(error, (TpsgdError, OSError)) or not is_function(rule):
                         raise
-                    raise TpsgdError(f"{rule} failed with {reason(error)}") from error
-                run = trained.runs[0]
-                score = tpsgd.Trained(trained.models[0], run).evaluate(samples.test)
+                    text = reason(error, defined_at(arm.rule))
+                    raise TpsgdError(f"{rule} failed with {text}") from error
             run.settings = {**notes, **run.settings}
             record = {"r2" if samples.targets else "accuracy": score, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
@@ -218,9 +225,11 @@ def arm_for(
     memory: options.MemoryOptions,
     factory: "Factory",
     head: str,
+    fields: str | None = None,
 ) -> "Arm":
     """The arm to train or to plan, with the order and the head that were chosen."""
     from tpsgd.comparison import arms
+    from tpsgd.comparison.fields import with_fields
 
     order = training.chosen_order
     if model.head == "ridge" and order is tpsgd.simultaneous:
@@ -229,6 +238,12 @@ def arm_for(
             "sequential"
         )
     arm = arms.arm(rule, order, factory)
+    if fields is not None:
+        values = options.fields_of(fields)
+        if many := [name for name, tried in values.items() if len(tried) > 1]:
+            raise TpsgdError(f"--fields {many[0]} has several values: tpsgd search tries them")
+        of_rule = {name: value for name, (value,) in values.items()}
+        arm = with_fields(arm, of_rule, arms.entry(rule).make)
     refused = options.changed(training) if arms.entry(rule).suits else []
     refused = [word for word in refused if word not in OF_ALL_ARMS]
     if arm.method:

@@ -1,11 +1,13 @@
 """The one exception of the library, and the hint for a word that does not exist."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 from tpsgd.common.names import printable
 
 LONGEST = 1000  # characters of a message, whatever a file or a user's word has in it
+LIBRARIES = {"tpsgd", "torch", "numpy", "typer", *sys.stdlib_module_names}
 
 
 class TpsgdError(ValueError):
@@ -31,11 +33,29 @@ def shortened(value: object, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def reason(error: Exception) -> str:
-    """Why something has failed, in a line."""
+def reason(error: Exception, place: str = "") -> str:
+    """Why something has failed, in a line, with the user's line or else this place."""
     if isinstance(error, TpsgdError):
         return str(error)
-    return shortened(f"{type(error).__name__}: {error}", 200)
+    text = shortened(f"{type(error).__name__}: {error}", 200)
+    place = user_line(error) or place
+    return f"{text} ({place})" if place else text
+
+
+def is_users(module: str) -> bool:
+    """Whether a module is neither tpsgd's, nor of a library that it calls."""
+    top = module.partition(".")[0]
+    return top not in LIBRARIES and not top.startswith("tpsgd_")
+
+
+def user_line(error: BaseException) -> str:
+    """The last line of the user's code that an error came through: `rule.py, line 7`, or ""."""
+    place, step = "", error.__traceback__
+    while step is not None:
+        if is_users(str(step.tb_frame.f_globals.get("__name__"))):
+            place = f"{step.tb_frame.f_code.co_filename}, line {step.tb_lineno}"
+        step = step.tb_next
+    return place
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:

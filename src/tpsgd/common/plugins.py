@@ -4,13 +4,17 @@ A plug-in names them in the entry points of its distribution. In the group `tpsg
 `export = "package"` makes `tpsgd.export` that package, and `name = "package.module:function"` makes
 `tpsgd.name` that function. In the group `tpsgd.commands`, `export = "package.cli:app"` is a typer
 app, or a function that is a command of typer. In the group `tpsgd.arms`,
-`zorb = "package.arms:ZORB"` is a `tpsgd.rules.Entry` whose `make()` gives a `tpsgd.Arm`.
+`zorb = "package.arms:ZORB"` is a `tpsgd.rules.Entry` whose `make()` gives a rule or a `tpsgd.Arm`.
+A name that tpsgd has itself stays its own, and two packages cannot share one.
 """
 
 import warnings
-from importlib.metadata import entry_points
+from collections.abc import Collection
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+import tpsgd
 from tpsgd.common.errors import TpsgdError
 
 if TYPE_CHECKING:
@@ -26,7 +30,13 @@ FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
         "TPSGDRegressor": "sklearn",
     },
     COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},
-    ARMS: {"dladmm": "peers", "zorb": "peers"},
+    ARMS: {
+        "dladmm": "peers", "feedback-alignment": "family", "forward-forward": "family",
+        "forward-gradient-activations": "family", "forward-gradient-local": "family",
+        "forward-gradient-weights": "family", "hsic-bottleneck": "family", "pepita": "family",
+        "sign-symmetry": "family", "target-propagation": "family", "weight-perturbation": "family",
+        "zorb": "peers",
+    },
 }  # fmt: skip
 
 
@@ -34,37 +44,52 @@ class PluginMissing(TpsgdError, AttributeError):
     """An attribute of `tpsgd` that a plug-in would provide, which is not installed."""
 
 
-def names(group: str) -> set[str]:
-    """The names of a group that installed plug-ins provide."""
-    return {point.name for point in entry_points(group=group)}
+def names(group: str, own: Collection[str] = ()) -> set[str]:
+    """The names of a group that installed plug-ins provide.
+
+    Those that are tpsgd's `own` are left out, each with a warning.
+    """
+    points = entry_points(group=group)
+    for point in points:
+        if point.name in own:
+            warnings.warn(
+                f"{point.name} of the package {_package(point)} is left out: tpsgd has its own",
+                stacklevel=2,
+            )
+    return {point.name for point in points}.difference(own)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
 
 
 def load(group: str, name: str) -> Any:
     """What a plug-in provides by this name; two plug-ins with the same name are refused."""
     point, *others = entry_points(group=group, name=name)
     if others:
-        values = " and ".join(each.value for each in (point, *others))
-        raise TpsgdError(f"{values} are both plug-ins of the name {name}: uninstall one of them")
+        packages = " and ".join(map(_package, (point, *others)))
+        raise TpsgdError(f"the packages {packages} both have a plug-in {name}: uninstall one")
     try:
         return point.load()
     except Exception as error:  # whatever another distribution may raise
         raise PluginMissing(f"the plug-in of {name} cannot be loaded: {error}") from error
 
 
-def load_all(group: str) -> dict[str, Any]:
+def load_all(group: str, own: Collection[str] = ()) -> dict[str, Any]:
     """What plug-ins provide in a group, by name; one that cannot be loaded gives a warning."""
     values = {}
-    for name in sorted(names(group)):
+    for name in sorted(names(group, own)):
         try:
             values[name] = load(group, name)
-        except PluginMissing as error:
+        except TpsgdError as error:
             warnings.warn(str(error), stacklevel=2)
     return values
 
 
 def attribute(name: str) -> Any:
-    """What a plug-in provides as `tpsgd.NAME`."""
-    if not name.startswith("_") and name in names(ATTRIBUTES):
+    """What a plug-in provides as `tpsgd.NAME`; public names and modules of tpsgd are its own."""
+    own = {*tpsgd.__all__, *(module.name for module in iter_modules(tpsgd.__path__))}
+    if not name.startswith("_") and name in names(ATTRIBUTES, own):
         return load(ATTRIBUTES, name)
     if sentence := absent(ATTRIBUTES, name):
         raise PluginMissing(sentence)
@@ -81,9 +106,14 @@ def absent(group: str, name: str) -> str:
     )
 
 
-def add_commands(app: "typer.Typer") -> None:
-    """Add the commands of plug-ins; one that is not there says why when it is called."""
-    installed = names(COMMANDS)
+def add_commands(app: "typer.Typer") -> set[str]:
+    """Add the commands of plug-ins; one that is not there says why when it is called.
+
+    Returns the names that the app has already: a plug-in's command of such a name is left out.
+    """
+    functions = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
+    own = {*functions, *(str(group.name) for group in app.registered_groups)}
+    installed = names(COMMANDS) - own
     for name in sorted(installed):
         try:
             command = load(COMMANDS, name)
@@ -96,6 +126,7 @@ def add_commands(app: "typer.Typer") -> None:
             app.command(name)(command)
     for name in FOLDERS[COMMANDS].keys() - installed:
         _add_refusal(app, name, absent(COMMANDS, name))
+    return own
 
 
 def _add_refusal(app: "typer.Typer", name: str, sentence: str) -> None:

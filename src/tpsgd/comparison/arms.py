@@ -8,7 +8,7 @@ from typing import Any
 
 from tpsgd import rules
 from tpsgd.common import plugins
-from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import is_function
 from tpsgd.comparison import closed_forms
 from tpsgd.comparison.fields import rule_of_file
@@ -65,13 +65,14 @@ def reservoir(factory: Factory | None = None) -> Arm:
     return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
 
 
+OWN = (*rules.ALL, *rules.METHODS)
 ALL: dict[str, Entry] = {
     "backprop": Entry(backprop, "", "#000000", "o"),
     "backprop-checkpointed": Entry(backprop_checkpointed, "Chen et al. 2016", "#2B2B66", "d", "--"),
     "backprop-micro": Entry(backprop_micro, "", "#662B2B", "H", ":"),
     **rules.ALL,
     **closed_forms.ALL,
-    **plugins.load_all(plugins.ARMS),
+    **plugins.load_all(plugins.ARMS, OWN),
     "reservoir": Entry(reservoir, "Jaeger 2001", "#5C5C5C", "h", "--", feed_forward=False),
 }
 
@@ -80,11 +81,7 @@ def entry(word: str) -> Entry:
     """The entry of a word, or of a rule in FILE.py:FUNCTION; the closest one is named in errors."""
     if is_function(word):
         return Entry(partial(rule_of_file, word), "", "", "")
-    if word not in ALL:
-        raise TpsgdError(
-            plugins.absent(plugins.ARMS, word) or f"unknown rule {word!r}: {suggestion(word, ALL)}"
-        )
-    return ALL[word]
+    return rules.entry(word, ALL)
 
 
 def arm(what: str | Rule | Arm, order: Order | None = None, factory: Factory | None = None) -> Arm:

@@ -24,6 +24,7 @@ from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.lengths import with_lengths
+from tpsgd.engine.record import of_run
 from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Settings
 from tpsgd.features.run_identity import checksum
@@ -112,6 +113,8 @@ def compare(
             rate for every arm, backprop and controls alike, by short training runs on held-out
             training samples: five rates for a fifth of the epochs, the best two for all of them.
             An arm with its own `lr` or optimizer keeps it; solved arms and methods have no rate.
+            The rows of `tpsgd.logs` have the arm and the seed: each training run has the callback
+            that the method `of_run(arm, seed)` of a callback returns, if it has one.
 
     Returns:
         The record: `print` shows a table, `record.write(folder)` writes a report. Ctrl-C ends the
@@ -142,6 +145,7 @@ def compare(
     results = [Result(a) for a in compared]
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = _identity(record, factory, data, seconds)
+    of_run(settings, compared[0].name, common.seed)  # logs that cannot tell arms apart are refused
     record.settings |= {"unsuited": unsuited} if unsuited else {}
     with claimed(common.checkpoint) as checkpoint:
         finished = FinishedRuns(checkpoint, identity, COMPARISON, "a comparison")

@@ -41,7 +41,7 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
     """
     rule = arm.rule
     if rule is None:
-        raise TpsgdError(f"{arm.name} does not learn by a rule: it has no fields to search")
+        raise TpsgdError(f"{arm.name} does not learn by a rule: it has no fields")
     arguments = signature(make).parameters if make else {}
     free = any(each.kind is Parameter.VAR_KEYWORD for each in arguments.values())
     names = {*values} if free else {*arguments}
@@ -55,6 +55,9 @@ def with_fields(arm: Arm, values: Mapping[str, Any], make: Callable[..., Any] | 
             rule = make(**chosen)
         except (TypeError, ValueError, AttributeError) as error:
             raise TpsgdError(f"{arm.name} does not take {chosen}: {error}") from error
+    if isinstance(rule, Arm):  # of a closed form, with its solver
+        arm, rule = rule, rule.rule
+    assert rule is not None
     for name in values.keys() - names:
         rule = _replaced(rule, name, values[name], names)
     return replace(arm, rule=rule)

@@ -21,7 +21,7 @@ from tpsgd.comparison.arms import entry, scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
 from tpsgd.comparison.fields import with_fields
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
-from tpsgd.comparison.scores import as_json
+from tpsgd.comparison.scores import as_json, target_of
 from tpsgd.comparison.trials import (
     Progress,
     Trial,
@@ -36,10 +36,10 @@ from tpsgd.data import Data
 from tpsgd.engine.arm import BACKPROP, Arm
 from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.settings import Settings
-from tpsgd.rules import Rule, scale_of
+from tpsgd.rules import OF_NUMBERS, Rule, has_default_scale, scale_of
 from tpsgd.saved.checkpoint import claimed
 
-SCALES = (1 / 4, 1, 4)  # times the readout's own
+SCALES = (1, 1 / 4, 4)  # times the own one of the readout, which goes before equal ones
 LEAKS = (0.1, 0.3, 1.0)
 LENGTHS = ("epochs", "batch_size")
 
@@ -58,6 +58,15 @@ class ModelSearch:
     def best(self) -> Trial:
         """The best trial of the rule that was searched for."""
         return self.chosen[self.searched]
+
+    @property
+    def arm(self) -> Arm:
+        """The arm that was searched for, with its best values: what was tested.
+
+        `result.arm.train(factory, data.train, seed=0, ...)` trains it again, with the other
+        settings of the search, and `epochs` and `batch_size` as in `result.test.settings`.
+        """
+        return next(r.arm for r in self.test.results if r.arm.name == self.searched)
 
     @property
     def remarks(self) -> list[str]:
@@ -173,6 +182,8 @@ def search(
         rule, maker = _made(rule), rule
     searched = arm_of(rule, common.order, make)
     scale = scale_of(searched.rule)
+    if target_of(data.train[1], common.loss).numbers and has_default_scale(searched.rule):
+        scale = OF_NUMBERS
     if scales and not scale:
         raise TpsgdError(f"scales are for a readout, which {searched.name} is not: leave them out")
     if scales is None:

@@ -27,7 +27,7 @@ from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.confusion import confusion
 from tpsgd.engine.learners.optimizers import adam, sgd
-from tpsgd.engine.record import Run
+from tpsgd.engine.record import Run, of_run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.saved.checkpoint import readable
@@ -73,7 +73,7 @@ class Session:
                 self.progress(self.record, result.arm, 0.0)
             runs.append(None)
             if result.arm.method is None or epochs == 1:
-                with suppress(*FAILURES):
+                with suppress(*FAILURES), result.arm.in_a_sentence():
                     trained = result.arm.train(self.factory, samples, **once)
                     runs[-1] = trained.runs[0].without_model()  # which would stay in memory
         return runs
@@ -138,13 +138,16 @@ class Session:
         """One restart of one arm: train and test, unless it has finished before."""
 
         def measure(seed: int, checkpoint: Values) -> Values:
-            settings = {**self.settings, "seed": seed, "progress": self._share(turn, result.arm)}
+            settings = of_run(self.settings, result.arm.name, seed)
+            settings["progress"] = self._share(turn, result.arm)
             settings = allowance.within(settings) | checkpoint
-            trained = result.arm.train(self.factory, self.data.train, **settings)
-            model, run = trained.models[0], trained.runs[0].as_dict()
+            with result.arm.in_a_sentence():
+                trained = result.arm.train(self.factory, self.data.train, **settings)
+                model, run = trained.models[0], trained.runs[0].as_dict()
+                tested = _test(model, self.data, self.common.loss)
             if result.arm.backprop and not result.arm.remark and is_recurrent(model):
                 result.arm = replace(result.arm, remark=THROUGH_TIME)
-            return {"run": run, **_test(model, self.data, self.common.loss)}
+            return {"run": run, **tested}
 
         if result.error is None:
             key = {"rule": result.arm.name, "values": {}}

@@ -21,6 +21,7 @@ from tpsgd.data import Data
 from tpsgd.data.split import hold_out
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.learners.optimizers import sgd
+from tpsgd.engine.record import of_run
 from tpsgd.engine.settings import listed
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)  # of Adam
@@ -120,10 +121,12 @@ def task_of_arm(
     """The trial of an arm that has these values, on samples to train on and held-out ones."""
     train, held_out = samples
     target = target_of(train[1], settings.get("loss"))
+    name = " ".join([arm.name, *(f"{k} {v}" for k, v in values.items())])
 
     def measure(seed: int, checkpoint: Values) -> Values:
-        trained = arm.train(factory, train, **{**settings, "seed": seed, **checkpoint})
-        accuracy, run = score(trained.models[0], held_out, target), trained.runs[0]
+        with arm.in_a_sentence():
+            trained = arm.train(factory, train, **(of_run(settings, name, seed) | checkpoint))
+            accuracy, run = score(trained.models[0], held_out, target), trained.runs[0]
         return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
 
     key, seed = {"rule": arm.name, "values": values}, settings.get("seed", 0)

@@ -1,7 +1,8 @@
 """`Arm`: one way to train, as a value that `compare` can train next to others."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, is_users, reason, user_line
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import OptimizerFactory, describe_optimizer
 from tpsgd.engine.lengths import with_lengths
@@ -132,6 +133,19 @@ class Arm:
         model = make_model(make, settings.get("seed", 0))
         return Restarts([model], [self._by_method(self.method, model, data, settings)], False)
 
+    @contextmanager
+    def in_a_sentence(self) -> Iterator[None]:
+        """Let errors of a user's code be one sentence with its file and line; others stay."""
+        try:
+            yield
+        except (TpsgdError, RuntimeError, MemoryError, OSError, Warning):
+            raise
+        except Exception as error:
+            place = user_line(error) or defined_at(self.rule)
+            if not place:  # a mistake of tpsgd's, whose traceback says more
+                raise
+            raise TpsgdError(reason(error, place)) from error
+
     def _by_method(
         self, method: Callable[..., Run | None], model: nn.Module, data: Any, settings: Any
     ) -> Run:
@@ -152,7 +166,7 @@ class Arm:
         except TpsgdError:
             raise
         except Exception as error:  # whatever a user's function may raise
-            raise TpsgdError(f"{type(error).__name__}: {error}") from error
+            raise TpsgdError(reason(error)) from error
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
@@ -164,6 +178,15 @@ class Arm:
             )
         run.seconds = seconds - run.setup_seconds
         return run
+
+
+def defined_at(rule: Rule | None) -> str:
+    """Where the functions of a user's rule begin: `rule.py, line 7`; "" of other rules."""
+    for part in (rule.objective, rule.predictor, rule.last, rule.signal) if rule else ():
+        code = getattr(part, "__code__", None) or getattr(type(part).__call__, "__code__", None)
+        if code is not None and is_users(str(getattr(part, "__module__", "tpsgd"))):
+            return f"{code.co_filename}, line {code.co_firstlineno}"
+    return ""
 
 
 def _optimizer(factory: Any) -> str:

@@ -12,7 +12,7 @@ from tpsgd.common.errors import TpsgdError, reason
 from tpsgd.engine.fit import fit
 from tpsgd.maths.random import Key
 from tpsgd.objectives import BlockSignal, LossAndGrads, NetSignal, Objective, Site, differentiate
-from tpsgd.rules import ALL, Rule
+from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
 
 
@@ -31,7 +31,7 @@ def check_rule(rule: Rule | str) -> None:
         >>> from tpsgd import rules
         >>> check_rule(rules.tpsgd_l2())
     """
-    rule = ALL[rule].make() if isinstance(rule, str) and rule in ALL else rule
+    rule = resolve(rule) if isinstance(rule, str) else rule  # type: ignore[assignment]
     if not isinstance(rule, Rule):
         raise TpsgdError(f"check_rule takes a Rule or its name, got {type(rule).__name__}")
     with _named(rule.name):

@@ -64,7 +64,7 @@ def evaluate(
     """
     if rule is not None and not isinstance(rule, Rule):
         raise TpsgdError(f"rule must be a tpsgd.Rule, the one that trained the model, got {rule!r}")
-    model = rule.predictor(model) if rule is not None and rule.predictor else model
+    model = model if rule is None else rule.predicting(model)
     if loss == "r2":
         return evaluate_numbers(model, data, batch_size)
     chosen, sums = losses.resolve(loss), Scores(cut_of(model))

@@ -215,6 +215,17 @@ def _joined(*notes: str) -> str:
     return "; ".join(filter(None, notes))
 
 
+def of_run(settings: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
+    """The settings of one of several runs; callbacks that tell runs apart have a method `of_run`.
+
+    Each such callback is replaced by the one that this method returns.
+    """
+    if not settings.get("callbacks"):
+        return {**settings, "seed": seed}
+    own = [f.of_run(arm, seed) if hasattr(f, "of_run") else f for f in settings["callbacks"]]
+    return {**settings, "seed": seed, "callbacks": own}
+
+
 class Recorder(Observer):
     """Writes every epoch into the runs, calls the callbacks and stops blocks early."""
 

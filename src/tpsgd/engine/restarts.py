@@ -19,7 +19,7 @@ from tpsgd.engine.evaluate import all_outputs, evaluate
 from tpsgd.engine.fit import fit_models
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import TwoRates
-from tpsgd.engine.record import Run
+from tpsgd.engine.record import Run, of_run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.loaders import first_samples, is_stream
@@ -112,6 +112,9 @@ def fit_many(
         if isinstance(checkpoint, Checkpoint) and restarts > 1:
             checkpoint = checkpoint.within(f"seed-{seed}")
         alone = replace(chosen, seed=seed, checkpoint=checkpoint)
+        if restarts > 1:
+            name = " + ".join(each.name for each in listed(method))
+            alone = replace(alone, **of_run({"callbacks": chosen.callbacks}, name, seed))
         runs += fit_models([model], data, method, alone)
     return Restarts(models, runs, False)
 

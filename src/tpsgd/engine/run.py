@@ -69,7 +69,8 @@ def run_training(
                 unstack(net.spec.cuts, net.learners)
         for r, run in enumerate(runs):
             run.setup_seconds, run.model = began - started, models[r]
-            run.predicting = getattr(method, "predictor", None)
+            if getattr(method, "predictor", None):
+                run.predicting = method.predicting  # type: ignore[union-attr]
             _describe(run, r, net)
         for extension in extensions:
             runs = extension.finish(net, runs)

@@ -2,23 +2,28 @@
 
     fit(model, data, callbacks=[tpsgd.logs.csv("log.csv")])
 
-`csv` and `json_lines` need nothing else; `tensorboard` and `mlflow` need these packages.
+`csv` and `json_lines` need nothing else; `tensorboard` and `mlflow` need these packages. Where
+several runs share the callbacks, as in `compare`, each run has the callback that `of_run` returns:
+its rows have the arm and the seed, and TensorBoard and MLflow have a folder or a run for each.
 """
 
 import json
 import math
 import os
 import warnings
-from collections.abc import Callable
+from copy import copy
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import check_new
+from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Epoch
 
 HEADER = ",".join(field.name for field in fields(Epoch)) + "\n"
+OF_RUNS, NO_RUN = "arm,seed," + HEADER, ",,"
 
 
 class FileLog:
@@ -30,8 +35,8 @@ class FileLog:
     def __init__(
         self, file: str | Path, *, append: bool = False, overwrite: bool = False, json: bool = False
     ) -> None:
-        self.path, self.line = Path(file).expanduser(), _json_line if json else _row
-        self.error: OSError | None = None
+        self.path, self._json, self._run = Path(file).expanduser(), json, ""
+        self._errors: list[OSError] = []  # of all runs that share the file
         self._before: list[Epoch] | None = None  # a resumed run: the epochs of its record
         if not append:
             check_new(self.path, overwrite)
@@ -39,11 +44,45 @@ class FileLog:
             if append and self.path.exists():
                 content = self.path.read_bytes()
                 os.truncate(self.path, content.rfind(b"\n") + 1)  # a kill may cut a line off
+                self._run = NO_RUN if content.startswith(OF_RUNS.encode()) else ""
             with self.path.open("a" if append else "w", encoding="utf-8") as stream:
                 stream.write("" if json or stream.tell() else HEADER)
         except OSError as error:
             reason = error.strerror or error
             raise TpsgdError(f"cannot write the log {file} ({reason})") from error
+
+    @property
+    def error(self) -> OSError | None:
+        """Why the file is not written any further, if it is not."""
+        return self._errors[0] if self._errors else None
+
+    def of_run(self, arm: str, seed: int) -> "FileLog":
+        """The log of one of several runs: its lines begin with the arm and the seed.
+
+        A run that was interrupted at the end of the file is replaced.
+        """
+        log, name = copy(self), " ".join(arm.split())
+        log._before = []
+        if self._json:
+            log._run = json.dumps({"arm": name, "seed": seed})[1:-1] + ", "
+            return log
+        name = '"' + name.replace('"', '""') + '"' if set(name) & set('",') else name
+        log._run = f"{name},{seed},"
+        if self._run != NO_RUN:
+            if self.path.exists() and self.path.read_text(encoding="utf-8") != HEADER:
+                raise TpsgdError(f"the log {self.path} has no arms and seeds: name another file")
+            write_whole(self.path, OF_RUNS.encode())
+            self._run = NO_RUN
+        return log
+
+    def line(self, epoch: Epoch) -> str:
+        """The line of an epoch; JSON has null for NaN and infinity."""
+        values = vars(epoch)
+        if not self._json:
+            row = ",".join("" if value is None else str(value) for value in values.values())
+            return f"{self._run}{row}\n"
+        finite = {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
+        return "{" + self._run + json.dumps(finite)[1:] + "\n"
 
     def __call__(self, epoch: Epoch) -> None:
         if self.error is not None:
@@ -54,7 +93,7 @@ class FileLog:
             with self.path.open("a", encoding="utf-8", newline="") as stream:
                 stream.write(self.line(epoch))
         except OSError as error:
-            self.error = OSError(error.errno, error.strerror, str(self.path))
+            self._errors.append(OSError(error.errno, error.strerror, str(self.path)))
             problem = f"the log {self.path} is not written any further ({error.strerror})"
             warnings.warn(f"{problem}; training goes on", stacklevel=2)
 
@@ -66,8 +105,11 @@ class FileLog:
         """Drop what the interrupted run wrote about this epoch and those after it."""
         self._before = None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        block_and_epoch = self.line(epoch).split(",")[:2]
-        same = [i for i, line in enumerate(lines) if line.split(",")[:2] == block_and_epoch]
+        of_run = "{" * self._json + self._run
+        others = [i for i, line in enumerate(lines) if not line.startswith(of_run)]
+        first = max(others, default=-1) + 1  # the lines of this run are the last of the file
+        start = ",".join(self.line(epoch).removeprefix(of_run).split(",")[:2]) + ","
+        same = [i for i in range(first, len(lines)) if lines[i].startswith(of_run + start)]
         if same and (not before or lines[same[-1] - 1] == self.line(before[-1])):
             write_whole(self.path, "".join(lines[: same[-1]]).encode())
 
@@ -111,27 +153,69 @@ def file(file: str | Path, *, append: bool = False, overwrite: bool = False) -> 
     return FileLog(file, append=append, overwrite=overwrite, json=suffix == ".jsonl")
 
 
-def tensorboard(folder: str | Path) -> Callable[[Epoch], None]:
+class TensorBoard:
+    """Figures of blocks in a folder of TensorBoard; each of several runs has a folder in it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+        except ImportError as error:
+            raise TpsgdError("for TensorBoard, run: pip install tensorboard") from error
+        self.folder, self._open = Path(folder), SummaryWriter
+        self._writers: dict[Path, Any] = {}  # at most one, of all runs
+
+    def of_run(self, arm: str, seed: int) -> "TensorBoard":
+        """The same in the folder of one of several runs."""
+        board = copy(self)
+        board.folder = Checkpoint(self.folder).within(f"{arm} seed {seed}").folder
+        return board
+
+    def write(self, values: dict[str, float], block: int, epoch: int) -> None:
+        """Write the figures of a block after an epoch."""
+        if self.folder not in self._writers:
+            while self._writers:
+                self._writers.popitem()[1].close()
+            self._writers[self.folder] = self._open(str(self.folder))
+        writer = self._writers[self.folder]
+        for name, value in values.items():
+            writer.add_scalar(f"{name}/block {block}", value, epoch)
+        writer.flush()
+
+    def __call__(self, epoch: Epoch) -> None:
+        self.write(_figures(epoch), epoch.block, epoch.epoch)
+
+
+def tensorboard(folder: str | Path) -> TensorBoard:
     """A callback of `fit` that writes the figures of every block for TensorBoard.
 
     Args:
         folder: of the event files, as for `tensorboard --logdir`.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
-    except ImportError as error:
-        raise TpsgdError("for logs in TensorBoard, run: pip install tensorboard") from error
-    writer = SummaryWriter(str(folder))
-
-    def log(epoch: Epoch) -> None:
-        for name, value in _figures(epoch).items():
-            writer.add_scalar(f"{name}/block {epoch.block}", value, epoch.epoch)
-        writer.flush()
-
-    return log
+    return TensorBoard(folder)
 
 
-def mlflow() -> Callable[[Epoch], None]:
+class MLflow:
+    """Figures of blocks as metrics of MLflow's active run, or of a run in it."""
+
+    def __init__(self, client: Any, name: str = "") -> None:
+        self._client, self._name, self._id = client, name, None
+
+    def of_run(self, arm: str, seed: int) -> "MLflow":
+        """The same in a run of its own, inside the active one if there is one."""
+        return MLflow(self._client, f"{arm} seed {seed}")
+
+    def __call__(self, epoch: Epoch) -> None:
+        metrics = {f"block{epoch.block}_{k}": v for k, v in _figures(epoch).items()}
+        if not self._name:
+            self._client.log_metrics(metrics, step=epoch.epoch)
+            return
+        which = {"run_id": self._id} if self._id else {"run_name": self._name}
+        with self._client.start_run(nested=True, **which) as run:
+            self._id = run.info.run_id
+            self._client.log_metrics(metrics, step=epoch.epoch)
+
+
+def mlflow() -> MLflow:
     """A callback of `fit` that logs the figures of every block as metrics of MLflow's active run.
 
     Without an active run, MLflow starts one.
@@ -140,24 +224,9 @@ def mlflow() -> Callable[[Epoch], None]:
         import mlflow as client  # type: ignore[import-not-found]
     except ImportError as error:
         raise TpsgdError("for logs in MLflow, run: pip install mlflow") from error
-
-    def log(epoch: Epoch) -> None:
-        metrics = {f"block{epoch.block}_{k}": v for k, v in _figures(epoch).items()}
-        client.log_metrics(metrics, step=epoch.epoch)
-
-    return log
+    return MLflow(client)
 
 
 def _figures(epoch: Epoch) -> dict[str, float]:
     names = ("loss", "accuracy", "val_loss", "val_accuracy")
     return {name: value for name in names if (value := getattr(epoch, name)) is not None}
-
-
-def _row(epoch: Epoch) -> str:
-    return ",".join("" if value is None else str(value) for value in vars(epoch).values()) + "\n"
-
-
-def _json_line(epoch: Epoch) -> str:
-    """A JSON object; NaN and infinity are null."""
-    values = {k: v if v is None or math.isfinite(v) else None for k, v in vars(epoch).items()}
-    return json.dumps(values) + "\n"

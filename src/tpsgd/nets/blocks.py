@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.common.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError, user_line
 from tpsgd.common.names import safe
 from tpsgd.maths.kernels.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
@@ -253,6 +253,7 @@ def misfit(who: str, modules: list[nn.Module], x: Any, error: Exception) -> Tpsg
         first = (str(error) or type(error).__name__).splitlines()[0]
         reason = first.replace(str(tuple(x.shape)), _of_any_batch(x))
         reason += f" (tried with {len(x)} samples)" * (reason == first)
+        reason += f" ({place})" if (place := user_line(error)) else ""
     return TpsgdError(f"{who} cannot take an input of shape {_of_any_batch(x)}: {reason}")
 
 

@@ -63,6 +63,7 @@ def factory(
     tokens: int | None = None,
     init: str | None = None,
     leak: float | None = None,
+    loss_at: str | None = None,
 ) -> Factory:
     """A function that makes a fresh model for samples of this shape.
 
@@ -75,6 +76,7 @@ def factory(
         tokens: the size of the vocabulary, if samples are tokens.
         init: initial weights of recurrent cells, a name in `tpsgd.inits`.
         leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`.
+        loss_at: of `lru:`, as for `Recurrent.diagonal`: mean, last or every.
 
     Examples:
         >>> factory("mlp:8", (1, 4, 4), 3)()
@@ -94,9 +96,11 @@ def factory(
     kind, _, text = word.partition(":")
     if kind in FORMS and not re.fullmatch(FORMS[kind][0], text, re.ASCII):
         raise TpsgdError(f"cannot read {word!r}: write {FORMS[kind][1]}")
+    if loss_at is not None and kind != "lru":
+        raise TpsgdError(f"loss_at is for diagonal recurrences such as lru:256, not for {word}")
     if kind in CELLS:
         sizes, widths = map(_numbers, (text + "+").split("+")[:2])
-        cell = _cell(word, kind, init, leak)
+        cell = _cell(word, kind, init, leak, {"loss_at": loss_at} if loss_at else {})
         inputs = _features(word, shape, tokens)
         _check_memory(word, [inputs, *sizes, *widths, classes], squares=True)
         return lambda: rnn(cell, inputs, sizes, widths, classes, act)
@@ -244,7 +248,9 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")] if text else []
 
 
-def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial[nn.Module]:
+def _cell(
+    word: str, kind: str, init: str | None, leak: float | None, of_diagonal: dict[str, Any]
+) -> partial[nn.Module]:
     """A function that makes a recurrent layer: of inputs and units."""
     style = kind.rpartition("-")[0]
     if kind == "lru" and not (init is leak is None):
@@ -254,7 +260,7 @@ def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial
     if style and leak is not None:
         raise TpsgdError(f"leak is not for {word}, whose cells do not leak")
     if kind == "lru":
-        return partial(Recurrent.diagonal)
+        return partial(Recurrent.diagonal, **of_diagonal)
     options: dict[str, Any] = {"bidirectional": kind.endswith("birnn")}
     options |= {} if init is None else {"init": inits.named(init)}
     options |= {} if leak is None else {"leak": leak}

@@ -13,7 +13,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.device import available
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.learners.optimizers import adam
-from tpsgd.engine.record import Run
+from tpsgd.engine.record import Run, of_run
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.engine.solvers import SOLVERS, ridge
 from tpsgd.engine.sources.inputs import labels, tensor
@@ -109,6 +109,8 @@ def fit(
             options = settings | {"progress": progress and partial(progress, tap)}
             if checkpoint is not None:
                 options |= {"checkpoint": checkpoint.within(tap)}
+            if len(names) > 1:
+                options = of_run(options, tap, checked.seed)
             run = _train(method, adaptor, tap, data, options)
             adaptor.runs[tap] = run.without_model()  # the adaptor is the model
     if learns_weights:

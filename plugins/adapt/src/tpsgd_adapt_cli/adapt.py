@@ -96,10 +96,10 @@ class LayerTraining:
     lr: float | None = setting(None, "Learning rate.", show_default="0.001")
     seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0, max=2**63 - 1)
 
-    def settings(self, epochs: int | None = None, batch_size: int = 32) -> dict[str, Any]:
-        """The settings of `fit`, with these defaults."""
-        size = self.batch_size or batch_size
-        return options.Training(self.epochs or epochs, size, self.lr, self.seed).settings()
+    def settings(self, batch_size: int | None = 32) -> dict[str, Any]:
+        """The settings of `fit` that were chosen, and a batch size by default."""
+        size: Any = self.batch_size or batch_size
+        return options.Training(self.epochs, size, self.lr, self.seed).settings()
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ def settings_of_rule(word: str) -> dict[str, Any]:
     """The settings of `adapt.fit` that train by a rule or by backprop; other words are refused."""
     from tpsgd.comparison.arms import entry
 
-    entry(word)
+    rule = entry(word).make()
     if word == "backprop":
         return {"method": tpsgd.fit_backprop}
-    if word not in tpsgd.rules.ALL or not (rule := tpsgd.rules.ALL[word].make()).head:
+    if not isinstance(rule, tpsgd.rules.Rule) or not rule.head:
         raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
     return {"rule": rule}
 

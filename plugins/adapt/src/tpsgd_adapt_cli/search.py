@@ -23,7 +23,7 @@ from tpsgd_adapt_cli import adapt
 
 RESULTS, HEATMAPS, TRIALS = "search.json", "heatmaps.png", "trials.jsonl"
 LEAKY = ("rnn", "birnn")  # words of models whose cells leak
-TRAIN_OPTIONS = {"rate": "--lr", "scale": "--readout-scale", "leak": "--leak"}
+TRAIN_OPTIONS = {"rate": "lr", "scale": "readout_scale", "leak": "leak"}
 NUMBERS = {int: "whole numbers such as 0,1,2", float: "numbers such as 0.1,0.3,1"}
 # A record, lines to print, and a function that writes further files into a folder: it returns their
 # names for the JSON object, and a line about them.
@@ -38,7 +38,11 @@ class SearchedData:
 
     data: str = setting(MISSING, f"{adapt.IMAGES} With --model: as for tpsgd train.")
     max_train: int | None = setting(None, "Use only this many training samples.", min=1)
-    label: str | None = setting(None, "FILE.csv: the label column.")
+    task: str | None = setting(
+        None, "With --model: labels are classes, or numbers to predict.",
+        choices=("classification", "regression"), show_default="classification",
+    )  # fmt: skip
+    label: str | None = setting(None, "FILE.csv: the label column; of numbers, perhaps several.")
     drop: str | None = setting(None, "FILE.csv: columns to leave out: id,time.")
     impute: str | None = setting(None, "FILE.csv: fill blank cells by mean or median.")
 
@@ -87,10 +91,10 @@ class SearchTraining(adapt.LayerTraining):
     """How to train, on features or from scratch."""
 
     epochs: int | None = setting(
-        None, "Epochs per block.", show_default="8, more for few samples; with --model 10", min=1
+        None, "Epochs per block.", show_default="as of tpsgd adapt; with --model as of train", min=1
     )
     batch_size: int | None = setting(
-        None, "Samples per step.", show_default="32; with --model 128", min=1
+        None, "Samples per step.", show_default="32; with --model as of train", min=1
     )
     lr: float | None = setting(None, "Learning rate of layers on a backbone.", show_default="0.001")
 
@@ -105,10 +109,7 @@ def search(
     resuming: Resuming,
     rule: Annotated[
         str | None,
-        option(
-            "A rule, or FILE.py:FUNCTION; see: tpsgd rules.",
-            show_default=f"tpsgd-l2; with --model {DEFAULT}",
-        ),
+        option("A rule, or FILE.py:FUNCTION; see: tpsgd rules.", show_default=DEFAULT),
     ] = None,
     restarts: Annotated[int, option("Training runs per configuration.", min=1)] = 1,
     memory: Annotated[str | None, option("The most memory of a training run: 64MB, 1.5GB.")] = None,
@@ -127,19 +128,19 @@ def search(
     options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     if model.model is not None and (named := options.changed(backbone)):
         raise TpsgdError(f"--model searches no backbone: leave {', '.join(named)} out")
-    if model.model is None and (named := options.changed(model)):
+    if model.model is None and (named := options.changed(model) + ["--task"] * bool(data.task)):
         raise TpsgdError(f"{', '.join(named)} needs --model, such as --model rnn:256")
     settings: dict[str, Any] = {"restarts": restarts} | ({"memory": memory} if memory else {})
     if model.model is not None:
         if training.lr is not None:
             raise TpsgdError("a search chooses the learning rate: leave --lr out, or name --rates")
-        settings |= training.settings(10, 128) | options.settings_of(machine, resuming)
+        settings |= training.settings(batch_size=None) | options.settings_of(machine, resuming)
         run = partial(_search_model, data, model, rule or DEFAULT, machine, settings)
         interruptible = resuming.interruptible()
     else:
-        settings |= training.settings() | adapt.settings_of_rule(rule or "tpsgd-l2")
+        settings |= training.settings() | adapt.settings_of_rule(rule or DEFAULT)
         settings |= {"folder": resuming.settings().get("checkpoint", out), "top": backbone.top}
-        run = partial(_search_layers, data, backbone, machine, settings)
+        run = partial(_search_layers, data, backbone, rule or DEFAULT, machine, settings)
         interruptible = resuming.interruptible("the same command continues")
     with interruptible, output_folder(out, (RESULTS,), overwrite or resuming.goes_on) as folder:
         record, lines, write = run()
@@ -155,23 +156,11 @@ def search(
         write_then_show(partial(write_or_rescue, write_all, folder), show)
 
 
-def _fields(text: str) -> dict[str, list[Any]]:
-    """The values of `features=64,256 share=0,0.5 at=none`, by name: as JSON has them, or words."""
-    lists: dict[str, list[Any]] = {}
-    for word in text.split():
-        name, sign, values = word.partition("=")
-        if not (name.isidentifier() and sign and values) or name in lists:
-            raise TpsgdError(f"--fields takes NAME=VALUES, each name once, not {word!r}")
-        lists[name] = [_plain(value) for value in options.listed(values)]
-    return lists
-
-
-def _plain(word: str) -> Any:
-    """A number, true, false or null; any other word is text."""
-    try:
-        return json.loads(word)
-    except ValueError:
-        return word
+def _command(name: str, *choices: dict[str, Any]) -> str:
+    """The command that trains by these choices; what is None has not been chosen."""
+    chosen = {k: v for choice in choices for k, v in choice.items() if v is not None}
+    words = [word for k, v in chosen.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    return shlex.join(["tpsgd", name, *words])
 
 
 def _numbers(name: str, text: str, kind: type) -> list[Any]:
@@ -185,10 +174,11 @@ def _numbers(name: str, text: str, kind: type) -> list[Any]:
 def _search_layers(
     data: SearchedData,
     backbone: SearchedLayers,
+    rule: str,
     machine: options.Machine,
     settings: dict[str, Any],
 ) -> SearchReport:
-    """Search layers for the taps of a backbone."""
+    """Search layers for the taps of a backbone, and say how to train the best ones."""
     grid = {name: _numbers(name, getattr(backbone, name), int) for name in ("convs", "dense")}
     net, taps = backbone.load(machine)
     samples, trials = data.load(settings["seed"]), settings["folder"]
@@ -198,7 +188,15 @@ def _search_layers(
             net, samples.train, taps=taps, classes=samples.classes, progress=progress, **grid,
             **settings,
         )  # fmt: skip
-    record = result.as_dict() | {"backbone": net.name}
+    best, layers = result.best(), vars(result.best().layers)
+    train = _command(
+        "adapt", {"data": data.data, "max_train": data.max_train},
+        {name: getattr(backbone, name) for name in ("backbone", "weights", "quantize")},
+        {"tap": best.tap, "convs": layers["convs"], "dense": layers["dense"], "rule": rule},
+        {name: result.settings[name] for name in ("epochs", "batch_size")},
+        {name: settings.get(name) for name in ("lr", "seed")}, vars(machine),
+    )  # fmt: skip
+    record = result.as_dict() | {"backbone": net.name, "to_train": train}
     record |= options.provenance_of(samples, machine.device)
 
     def write(folder: Path) -> tuple[dict[str, Any], str]:
@@ -206,12 +204,9 @@ def _search_layers(
         names = ", ".join(file.name for file in files if file.parent == folder)
         return {"files": list(map(str, files))}, f"{names}: {folder}"
 
-    best, layers = result.best(), vars(result.best().layers)
     held_out = f"{result.settings['held_out']:,} held-out samples"
     lines = [
         f"best: {best}: {best.accuracy:.1%} of {held_out}, planned {size(best.planned_bytes)}",
-        f"to train it: tpsgd adapt ... --tap {best.tap} --convs {layers['convs']} "
-        f"--dense {layers['dense']}",
     ]
     if (probe := result.control()) is not None:
         lines.append(f"control: {probe}: {probe.accuracy:.1%}")
@@ -220,7 +215,8 @@ def _search_layers(
         correlations |= {f"{tap} ": result.rank_correlation(tap) for tap in taps}
     words = [f"{tap}{'unknown' if r is None else f'{r:+.2f}'}" for tap, r in correlations.items()]
     lines.append(f"rank correlation of score and accuracy: {', '.join(words)}")
-    return record, [f"{result}\n", *(textwrap.fill(line, 80) for line in lines)], write
+    text = [f"{result}\n", *(textwrap.fill(line, 80) for line in lines)]
+    return record, [*text, f"to train it: {train}"], write
 
 
 def _search_model(
@@ -235,8 +231,10 @@ def _search_model(
     from tpsgd.comparison.search import LENGTHS
 
     entry(rule)
-    samples, lists, tried = data.load(settings["seed"]), model.lists(), _fields(model.fields or "")
+    samples, lists = data.load(settings["seed"]), model.lists()
+    tried = options.fields_of(model.fields or "")
     settings |= {name: tried.pop(name) for name in LENGTHS if name in tried}
+    settings |= {"loss": "mse"} if samples.targets else {}
     leaks = (None, *lists.get("leaks", ()))
     models = {leak: options.Model(str(model.model), leak=leak) for leak in leaks}
     # made beforehand: `make` is called with the seed of a restart
@@ -256,15 +254,16 @@ def _search_model(
         if result.test.interrupted:
             raise KeyboardInterrupt
     best = result.best
-    of_rule = {name: value for name, value in best.values.items() if name in tried}
-    values = {TRAIN_OPTIONS[n]: repr(v) for n, v in best.values.items() if n in TRAIN_OPTIONS}
-    chosen = vars(data) | {"model": model.model, "rule": rule} | vars(machine)
-    chosen |= {name: settings.get(name) for name in ("memory", "epochs", "batch_size", "seed")}
-    chosen |= {name: best.values[name] for name in LENGTHS if name in best.values}
-    values |= {f"--{name.replace('_', '-')}": v for name, v in chosen.items() if v is not None}
-    command = shlex.join(["tpsgd", "train", *(str(w) for pair in values.items() for w in pair)])
+    of_rule = " ".join(f"{n}={_word(v)}" for n, v in best.values.items() if n in tried)
+    command = _command(
+        "train", {TRAIN_OPTIONS[n]: repr(v) for n, v in best.values.items() if n in TRAIN_OPTIONS},
+        vars(data), {"model": model.model, "rule": rule, "fields": of_rule or None}, vars(machine),
+        {name: settings.get(name) for name in ("memory", "seed")},
+        {name: result.test.settings[name] for name in LENGTHS},
+    )  # fmt: skip
     record = result.as_dict() | {"command": command}
-    accuracy = f"{best.accuracy:.1%} of {result.held_out:,} held-out samples"
+    shown = f"R² {best.accuracy:.3f}" if result.test.numbers else f"{best.accuracy:.1%}"
+    accuracy = f"{shown} of {result.held_out:,} held-out samples"
     first = f"best: {best.arm}, {best}: {accuracy}" if best.values else f"{best.arm}: {accuracy}"
     lines = [f"{result}\n", *(textwrap.fill(line, 80) for line in (first, *result.remarks))]
 
@@ -273,7 +272,9 @@ def _search_model(
         return {"report": page}, f"{RESULTS}, report: {page}"
 
     lines.append(f"to train it: {command}")
-    if of_rule:
-        shown = ", ".join(f"{name}={value}" for name, value in of_rule.items())
-        lines.append(f"the function of the rule takes {shown}: in Python, or in FILE.py:FUNCTION")
     return record, lines, write
+
+
+def _word(value: Any) -> str:
+    """A value of `--fields`."""
+    return value if isinstance(value, str) else json.dumps(value)

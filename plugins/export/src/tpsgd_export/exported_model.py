@@ -66,7 +66,13 @@ class NetToExport:
     TITLE = "Net"
 
     model: str = setting("mlp:32", options.MODELS + " Or a folder of: tpsgd train --save.")
+    factory_file: str | None = setting(
+        None, "--model FOLDER: the FILE.py:FUNCTION that made it, if it was your own.", "--factory"
+    )
     activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid.")
+    loss_at: str | None = setting(
+        None, "lru: where in time the local loss looks: last or every.", choices=("last", "every")
+    )
     optimizer: str = setting(
         "sgd", "sgd, momentum (0.9) or adam.", choices=("sgd", "momentum", "adam")
     )
@@ -89,12 +95,14 @@ class NetToExport:
 
         Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
         """
-        if Path(self.model).is_dir():
-            if samples.task or samples.label:
+        if Path(self.model).expanduser().is_dir():
+            if samples.task or samples.label or self.loss_at:
                 raise TpsgdError(
-                    "--task and --label are for a fresh model: a saved one has its own"
+                    "--task, --label and --loss-at are for a fresh model: a saved one has its own"
                 )
             return self._saved(samples, rule, split, learned_codes)
+        if self.factory_file is not None:
+            raise TpsgdError("--factory is for a saved model: add --model FOLDER")
         if ":" not in self.model:
             raise TpsgdError(
                 f"there is no folder {self.model}: --model takes a folder of tpsgd train --save, "
@@ -105,7 +113,8 @@ class NetToExport:
         seed = self.seed or 0
         data = samples.load(seed)
         torch.manual_seed(seed)
-        factory, _ = options.Model(self.model, self.activation).factory_for(data)
+        fresh = options.Model(self.model, self.activation, loss_at=self.loss_at)
+        factory, _ = fresh.factory_for(data)
         word = rule or (DEFAULT if learned_codes else FIXED)
         settings = self._settings(word, seed)
         train, inputs = data.train, data.inputs
@@ -118,7 +127,7 @@ class NetToExport:
     ) -> ModelToExport:
         from tpsgd import rules
 
-        trained = tpsgd.load(self.model)
+        trained = tpsgd.load(self.model, factory=self.factory_file)
         run, inputs = trained.run, trained.inputs
         seed = run.seed if self.seed is None else self.seed
         word = rule or (run.rule if run.rule in rules.ALL else DEFAULT)
@@ -157,13 +166,12 @@ class NetToExport:
         from tpsgd import rules
         from tpsgd.comparison.arms import entry
 
-        entry(rule)
+        make, scaled = entry(rule).make, rule in READOUTS and self.readout_scale is not None
         if rule == BACKPROP:
             return {"rule": rule, "optimizer": self.optimizer, "loss": loss, "seed": seed}
-        if rule not in rules.ALL:
-            raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
-        make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None
         chosen = make(scale=self.readout_scale) if scaled else make()
+        if not isinstance(chosen, rules.Rule):
+            raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
         return {"rule": chosen, "optimizer": self.optimizer, "loss": loss, "seed": seed}
 
 

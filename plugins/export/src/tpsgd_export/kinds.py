@@ -14,7 +14,9 @@ def check_kinds(model: nn.Module) -> None:
     for path, module in model.named_modules():
         place = f" ({path})" if path else ""
         if isinstance(module, nn.MultiheadAttention):
-            raise TpsgdError(f"attention{place} is not exported")
+            raise TpsgdError(
+                f"attention{place} is not exported; linear, convolutional and recurrent layers are"
+            )
         if isinstance(module, GATED):
             raise TpsgdError(
                 f"{type(module).__name__}{place} is not exported; nn.RNN and tpsgd.Recurrent are"

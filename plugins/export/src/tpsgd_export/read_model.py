@@ -111,7 +111,7 @@ def read_model(
     _check_settings(optimizer, batch=batch, seed=seed, spare=spare)
     check_kinds(model)
     parts, loss = cut(model, blocks, shape), losses.resolve(loss)
-    _check_model(model, parts)
+    _check_model(model, parts, shape)
     of_numbers = are_numbers(labels, loss)
     with modes_restored(*(m for block in parts for m in block.modules)):
         sizes = shapes(parts, torch.zeros(2, *shape, dtype=torch.float32))
@@ -211,18 +211,27 @@ def _check_settings(optimizer: str, **numbers: int) -> None:
             raise TpsgdError(f"{name} must be a whole number from {low} to {high:,}, got {value}")
 
 
-def _check_model(model: nn.Module, blocks: list[Block]) -> None:
+def _check_model(model: nn.Module, blocks: list[Block], shape: Shape) -> None:
     for dtype in {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}:
         word = str(dtype).removeprefix("torch.")
         raise TpsgdError(f"the model is in {word}: convert it with model.float()")
-    if any(map(hooked, model.modules())):
-        raise TpsgdError("hooks, such as those of weight_norm and pruning, are not exported")
+    if names := [name or type(m).__name__ for name, m in model.named_modules() if hooked(m)]:
+        raise TpsgdError(
+            f"hooks, such as those of weight_norm and pruning, are not exported: remove those of "
+            f"{', '.join(names)}"
+        )
     for block in reversed(blocks):
         if any(getattr(m, "reads_inputs", False) for m in block.modules):
             raise TpsgdError(
                 f"block {block.index + 1} ({block}) reads more than the activation of the block "
                 "before it, such as an input of the model, and is not exported"
             )
+    words = getattr(blocks[0].layer, "inputs", 1) if blocks[0].recurrent else 1
+    if len(shape) == 1 and words > 1 and not blocks[0].prologue:
+        raise TpsgdError(
+            f"block 1 ({blocks[0]}) reads tokens, the numbers of words, which is not exported; "
+            f"sequences of shape (steps, {words}) are, such as rows with a 1 at the word's number"
+        )
     if len(blocks) > MOST_BLOCKS:
         raise TpsgdError(
             f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are: join some with "

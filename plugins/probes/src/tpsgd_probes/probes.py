@@ -1,6 +1,7 @@
 """`Probes`: a callback of `fit` that measures the blocks of a model on a batch, every epoch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd import TpsgdError
+from tpsgd.engine.record import of_run
 from tpsgd.engine.sources.inputs import check_finite, labels
 from tpsgd.nets.cuts.split import LAYERS, split
 from tpsgd.nets.modes import evaluating
@@ -61,7 +63,8 @@ class Probes:
         to: functions that each row is given to, such as `tensorboard(folder)` and `wandb()`.
 
     A block that learns by itself is measured after its own epochs, all blocks of backprop after
-    each of its epochs. The `rows` have block and epoch, loss and accuracy, and the measures.
+    each of its epochs. The `rows` have block and epoch, loss and accuracy, and the measures. In a
+    comparison they are those of all runs, with the arm and the seed.
 
     Examples:
         >>> import tpsgd
@@ -104,6 +107,16 @@ class Probes:
             raise TpsgdError("measures must be functions with different names, or a dict of them")
         self._named: Mapping[str, Measure] = named
         self._net: Net | None = None
+        self._run: Row = {}
+        self._all: list[Row] = []  # the rows of all runs, in one of several
+
+    def of_run(self, arm: str, seed: int) -> "Probes":
+        """The probes of one of several runs, which add its rows to these."""
+        self.rows = [row for row in self.rows if "arm" in row]  # none of an earlier run alone
+        probes = copy(self)
+        probes._run, probes._all = {"arm": arm, "seed": seed}, self.rows
+        probes.to = of_run({"callbacks": self.to}, arm, seed)["callbacks"]
+        return probes
 
     def begin(self, net: Net) -> None:
         """`fit` gives the net to callbacks before the training; a batch that it cannot take fails.
@@ -141,16 +154,21 @@ class Probes:
             outputs = block_outputs(model, x, blocks)
         for block in range(len(outputs)) if epoch.block == 0 else [epoch.block - 1]:
             moment = Moment(model, x, y, block, outputs, net)
-            row: Row = {"block": block + 1, "epoch": epoch.epoch}
+            row: Row = {**self._run, "block": block + 1, "epoch": epoch.epoch}
             row |= {"loss": epoch.loss, "accuracy": epoch.accuracy}
             row |= {name: measure(moment) for name, measure in self._named.items()}
             self.rows.append(row)
+            self._all.append(row)
             for sink in self.to:
                 sink(row)
 
-    def series(self, name: str, block: int) -> list[float | None]:
-        """The values of a measure for a block, counted from 1, in the order of the epochs."""
-        return [row[name] for row in self.rows if row["block"] == block]
+    def series(self, name: str, block: int, **run: Any) -> list[float | None]:
+        """The values of a measure for a block, counted from 1, in the order of the epochs.
+
+        In a comparison `arm="readout", seed=0` says of which run.
+        """
+        wanted = {"block": block, **run}
+        return [row[name] for row in self.rows if wanted.items() <= row.items()]
 
 
 def _blocks(net: Net, model: nn.Module) -> list[Any]:

@@ -286,7 +286,7 @@ def check_integers(
     some = of_every_class(labelled[1], MOST)
     x, labels = (values[some] for values in labelled)
     ours = accuracy_in_integers(net, texts, (x, labels), (x, labels), rate, EPOCHS)
-    floats = copy.deepcopy(model)
+    floats = as_in(net.recipe, copy.deepcopy(model))
     _fit(
         floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
         order=simultaneous, blocks="layers", **options,

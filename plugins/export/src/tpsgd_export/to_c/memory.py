@@ -292,7 +292,8 @@ def _refuse_sequences(recipe: StepRecipe) -> None:
         ):
             raise TpsgdError(
                 f'{who}: a loss at the "mean" over time is known only after the last step, when '
-                'the steps before it are gone; choose loss_at="every" or loss_at="last"'
+                "the steps before it are gone; train the net with loss_at='last' (--loss-at last) "
+                "or loss_at='every' (--loss-at every)"
             )
         if not block.recurrent and not isinstance(block.layer, Dense):
             raise TpsgdError(f"{who} after a recurrent layer is not exported; nn.Linear is")

@@ -24,9 +24,22 @@ typedef struct {
     uint8_t *record;
     const net_flash *flash;
     uint32_t slot, at, crc;
-    int failed;
+    int failed, written; /* `written`: nothing is any more, flash is compared with it */
     uint8_t chunk[TPS_CHUNK];
 } tps_writer;
+
+/* A whole chunk into flash, or whether flash reads otherwise */
+TPS_FN int tps_flush(const tps_writer *w)
+{
+    const net_flash *flash = w->flash;
+    uint32_t at = w->at - TPS_CHUNK, i;
+    uint8_t bytes[TPS_CHUNK];
+    if (!w->written) return flash->write(flash->board, w->slot, at, w->chunk, TPS_CHUNK);
+    if (flash->read(flash->board, w->slot, at, bytes, TPS_CHUNK)) return 1;
+    for (i = 0; i < TPS_CHUNK; i++)
+        if (bytes[i] != w->chunk[i]) return 1;
+    return 0;
+}
 
 /* The low bytes of a number, lowest first on every machine */
 TPS_FN void tps_emit(tps_writer *w, uint32_t number, uint32_t bytes)
@@ -37,8 +50,7 @@ TPS_FN void tps_emit(tps_writer *w, uint32_t number, uint32_t bytes)
         if (w->record) w->record[w->at++] = byte;
         else {
             w->chunk[w->at++ % TPS_CHUNK] = byte;
-            if (w->at % TPS_CHUNK || w->failed) continue;
-            w->failed = w->flash->write(w->flash->board, w->slot, w->at - TPS_CHUNK, w->chunk, TPS_CHUNK);
+            if (w->at % TPS_CHUNK == 0 && !w->failed) w->failed = tps_flush(w);
         }
     }
 }

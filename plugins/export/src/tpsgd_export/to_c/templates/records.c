@@ -31,12 +31,14 @@ int net_save_to(const net_state *s, const net_flash *flash)
     w.record = 0;
     w.flash = flash;
     w.slot = net_has(flash, newer, &in) ? 1 - newer : newer; /* never over the newest whole one */
-    w.at = 0;
     w.failed = flash->erase(flash->board, w.slot);
-    tps_emit(&w, sequence, 4);
-    tps_emit(&w, ~sequence, 4);
-    net_emit(s, &w);
-    while (w.at % TPS_CHUNK) tps_emit(&w, 255, 1);
+    for (w.written = 0; w.written < 2; w.written++) { /* write, then compare */
+        w.at = 0;
+        tps_emit(&w, sequence, 4);
+        tps_emit(&w, ~sequence, 4);
+        net_emit(s, &w);
+        while (w.at % TPS_CHUNK) tps_emit(&w, 255, 1);
+    }
     return !w.failed && net_has(flash, w.slot, &in) ? NET_OK : NET_BAD_FLASH;
 }
 
